@@ -312,8 +312,6 @@ std::int64_t DeviceMesh::size() const {
 std::int64_t DeviceMesh::size(int dim) const {
   return shape().size(dim);
 }
-/// Returns the size of the dimension `name`. If `name` was given to flatten(), returns the product
-/// of the sizes of its dimensions.
 std::int64_t DeviceMesh::size(std::string_view name) const {
   const auto dims = dims_called(name);
   return std::accumulate(dims.begin(), dims.end(), std::int64_t{1},
@@ -347,8 +345,6 @@ std::int64_t DeviceMesh::local_rank(int dim) const {
   return coordinate()[static_cast<std::size_t>(shape().dim(dim))];
 }
 
-/// Returns this rank's index along the dimension `name`. If `name` was given to flatten(), returns
-/// the rank's index in the flattened dimension.
 std::int64_t DeviceMesh::local_rank(std::string_view name) const {
   const auto dims = dims_called(name);
   return dims.size() == 1 ? local_rank(dims.front()) : (*this)[name].local_rank();

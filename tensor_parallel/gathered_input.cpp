@@ -55,7 +55,6 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
-  /// Computes the gradient of the weight. The first input of `node` must be the weight.
   at::Tensor (*of_weight)(Node& node, const at::Tensor& gradient, const at::Tensor& x);
 };
 
@@ -189,7 +188,6 @@ struct ProductBackward final : Node {
   ShardingSpec output;
 };
 
-/// Whether `bias` and the rows of `weight` have the same sharding.
 bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
   if (!tessera::is_distributed(bias)) {
     return false;

@@ -67,12 +67,10 @@ at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
-/// Returns the global number of targets that are not ignored, as a plain tensor.
 at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
   return whole(targets.ne(ignore_index).sum());
 }
 
-/// Returns the mean of `count` over the ranks of `mesh`: one fp64 number above 0. Collective.
 at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   nn::note_weighing();
   const at::Tensor sum = count.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);

@@ -37,8 +37,9 @@ bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh) {
 
 namespace {
 
-// check_plan() runs before any module changes. It finds the modules that each pattern matches,
-// checks that the styles are applicable to these modules, and finds each parameter's placement.
+// check_plan() runs before any module changes. check_plan() finds the modules that each pattern
+// matches, checks that the styles are applicable to these modules, and finds each parameter's
+// placement.
 
 /// A module and its FQN relative to the root of the plan ("" for the root).
 struct NamedModule {
@@ -219,7 +220,6 @@ void check_gradients_are_dense(const nn::ModuleBase& module) {
                 "module with sparse(false)");
 }
 
-/// Runs the style's checks for a module, and adds the FQN of the module to their error messages.
 Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
   try {
     check_is_called(target, *style);
@@ -340,8 +340,6 @@ nn::NamedSlots unnamed_parameters(const nn::ModuleBase& module, const DeviceMesh
   return unnamed;
 }
 
-/// Checks a plan. Changes no module and does not communicate. Throws the Errors of
-/// parallelize_module().
 CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
                        const ParallelizePlan& plan) {
   TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",

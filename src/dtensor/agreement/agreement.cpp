@@ -106,7 +106,7 @@ std::int64_t joined(const Numbers& hashes) {
 struct Difference {
   std::size_t peer = 0;  ///< the first rank whose element differs from rank 0 of the process group
   std::int64_t element = 0;
-  std::string first, other;  ///< the element on rank 0 and on rank `peer` of the process group
+  std::string first, other;
 };
 
 at::Tensor gathered(const Peers& peers, const at::Tensor& block) {

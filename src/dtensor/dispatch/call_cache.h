@@ -126,8 +126,7 @@ class CallKey {
   // The low bits of a word are a tag that says what the word describes. The three low bits of a
   // spec's address are free, because specs are aligned to 8 bytes. All other words have the lowest
   // bit set.
-  static constexpr std::uint64_t kMeta = 2;  ///< added for a meta tensor to the address of its spec
-  /// added to the address of the spec of a detached view (DetachedView)
+  static constexpr std::uint64_t kMeta = 2;
   static constexpr std::uint64_t kDetached = 4;
   static constexpr std::uint64_t kNone = 1;
   static constexpr std::uint64_t kPlainTensor = 3;
@@ -239,7 +238,7 @@ class CallCache {
 
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
-  std::uint64_t uses_ = 0;  ///< number of calls of look_up()
+  std::uint64_t uses_ = 0;
   std::uint64_t misses_ = 0;
 };
 

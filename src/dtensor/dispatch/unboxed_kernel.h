@@ -163,7 +163,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
         locals);
   }
 
-  /// Whether `keys` has only backend keys: no lazy conjugation or negation, for example.
   static bool is_dense(c10::DispatchKeySet keys) {
     const auto dense =
         c10::full_backend_mask | c10::DispatchKeySet(c10::DispatchKey::Dense).raw_repr();

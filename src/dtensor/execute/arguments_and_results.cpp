@@ -105,7 +105,6 @@ class Localizer {
   }
 
  private:
-  /// A redistributed argument. `from`, `to`: local tensor before and after the redistribution.
   struct Moved {
     at::Tensor from;
     LayoutPtr target;
@@ -249,7 +248,6 @@ void rewrite_arguments(LocalRun& run) {
 
 namespace {
 
-/// Wraps local results as distributed tensors, in the order of CallPlan::outputs.
 class ResultWrapper {
  public:
   explicit ResultWrapper(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}

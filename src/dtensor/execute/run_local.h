@@ -28,7 +28,7 @@ struct LocalRun {
   struct Written {
     at::Tensor original;  ///< the caller's tensor
     at::Tensor local;
-    std::size_t input;  ///< index of the tensor in CallPlan::inputs
+    std::size_t input;
   };
   c10::SmallVector<Written, 2> written;
   /// The written tensors that are detached views (DetachedView); their bases are written later.

@@ -443,7 +443,6 @@ struct Block {
 std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   const std::int64_t end = chunk.end();
   const Block square{chunk, Block::kCausal};
-  // All queries of the chunk see all keys in the range [full, chunk.first).
   std::int64_t full = 0;
   std::vector<Block> blocks;
   if (window > 0 && window < end) {
@@ -451,7 +450,6 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
     if (window <= chunk.length) {
       return {{{first, end - first}, Block::kMasked}};
     }
-    // Every query must see a key: the chunk's last query sees key `full` - 1.
     full = end - window + 1;
     blocks.push_back({{first, full - first}, Block::kMasked});
   }

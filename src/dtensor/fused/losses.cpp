@@ -20,8 +20,8 @@
 namespace tessera::detail {
 
 // Cross entropy over a sharded vocabulary needs no all-gather of the logits, a language model's
-// largest activation. Two all-reduces suffice: each token's maximum, then two sums per token.
-// Backward needs no communication.
+// largest activation. Two all-reduces suffice: the maximum of each token's logits, then two sums
+// for each token. Backward needs no communication.
 
 namespace {
 

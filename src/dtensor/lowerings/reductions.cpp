@@ -114,7 +114,6 @@ Results run_mean(Arguments arguments) {
   const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
                                                   arguments[2].toOptional<at::Tensor>(),
                                                   at::Reduction::Sum, arguments[4].toInt());
-  // The sum of losses and the total weight need only one all-reduce.
   const auto total = reduce_partial(at::stack({sum, weight})).unbind();
   // clone(), because the results must not be views of one tensor.
   return {total[0] / total[1], total[1].clone()};

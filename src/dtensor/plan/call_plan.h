@@ -69,7 +69,6 @@ struct CallPlan {
   struct Rewritten {
     int argument;
     c10::IValue value;
-    /// `value` as a list of integers, for kernels with unboxed arguments.
     std::optional<std::vector<std::int64_t>> sizes;
   };
 

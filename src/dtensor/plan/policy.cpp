@@ -166,7 +166,6 @@ bool mixes_more_than_numbers(const PlannedCall& call) {
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
 }
 
-/// Returns the plain tensors that a call reads; an argument `out` is not read.
 std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   const auto arguments = call.arguments();
   std::vector<c10::IValue> read(arguments.begin(), arguments.end());

@@ -30,8 +30,6 @@ namespace tessera {
 
 namespace {
 
-/// Returns the elements of `whole` that are in the rows of `part`, as indices in the separate
-/// tensor of these rows.
 detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
   detail::RandomPlace place = whole;
   place.elements.sizes[0] = part.run * part.groups;

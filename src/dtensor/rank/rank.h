@@ -86,8 +86,8 @@ class TransferQueue {
 struct TESSERA_API RankState;
 
 /// An asynchronous collective, for whose result any thread can wait. If wait() blocks the host, a
-/// rank finishes its transfers in the order in which the transfers were started. In another order,
-/// which can differ between ranks, ranks could deadlock.
+/// rank finishes its transfers in the order in which the transfers were started. Otherwise ranks
+/// could wait in different orders and deadlock.
 class Transfer : NoCopy {
  public:
   /// Starts a transfer. With a `group`, adds the transfer to this rank's queue. `group` is nullptr

@@ -102,15 +102,14 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // An all-to-all gathers a Digit of the old layout and splits a Digit of the new layout. The
-    // sizes of the tensor dimension with such a Digit (factor of the dimension's size) are the
-    // sizes in the layout of the Digit.
+    // In an all-to-all, the gathered Digit (factor of a dimension size) belongs to the old layout
+    // and the split Digit to the new layout, so each dimension uses the layout of its Digit.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
     for (const auto& [i, extent] : ranges::views::enumerate(extents)) {
       if (has_digit && next->digit == i) {
-        products.push_back(1);  // the Digit itself is left out of the products
+        products.push_back(1);
       } else {
         products.back() *= extent;
       }
@@ -272,8 +271,6 @@ class AllToAll {
     to_ = chunks_of(scattered_, mesh, step.mesh_dims);
   }
 
-  /// Whether no rank sends anything. Computed from global sizes, so that all ranks of the process
-  /// group get the same result.
   bool is_empty() const {
     return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
   }

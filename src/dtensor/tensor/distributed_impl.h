@@ -72,7 +72,7 @@ void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 class DistributedTensorImpl final : public TensorWrapper {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
-  /// Cheaper: `local` must have the storage `storage`, and must not be an inference tensor.
+  /// A cheaper constructor, for a `local` that has `storage` and is not an inference tensor.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
   /// Constructs a distributed tensor whose local tensor is pending. `stand_in` is an empty tensor
   /// with the dtype and device of the local tensor.

@@ -89,7 +89,6 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
 
 namespace {
 
-/// Returns tensor `number` of the tensors in `results`; each tensor in a list counts as one tensor.
 at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   std::vector<at::Tensor> tensors;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
