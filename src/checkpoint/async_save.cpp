@@ -103,8 +103,8 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Memory mappings of earlier saves, for reuse by the next save. Until then, the kernel can reclaim
-/// their pages (MADV_FREE). Pages that were not reclaimed are reused without clearing.
+/// Memory mappings that earlier saves used and the next save reuses. In between, the kernel can
+/// reclaim pages (MADV_FREE). Pages that were not reclaimed are reused without clearing.
 class KeptMappings {
  public:
   static KeptMappings& instance() {

@@ -178,8 +178,8 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
       config[key] = name;
     }
   }
-  // The dtype of the weights is added to config.json only if it is not fp32: readers assume fp32 if
-  // config.json names no dtype.
+  // The dtype of the weights is added to config.json only if that dtype is not fp32: readers assume
+  // fp32 if config.json names no dtype.
   if (config.is_object() && !named && dtype != c10::kFloat) {
     config["torch_dtype"] = name;
     changed = true;

@@ -186,7 +186,7 @@ bool is_computed(const std::string& name) {
   return name.ends_with("rotary_emb.inv_freq");
 }
 
-/// Compares a parameter's sizes and dtype with those of its tensor in the file. Mismatches are
+/// Compares the sizes and dtypes of a parameter and of the tensor in the file. Mismatches are
 /// recorded and not thrown, so that one message can list all mismatches.
 void compare(const Match& match, Mismatch& mismatch) {
   const auto& entry = match.in_file.file->entry(match.in_file.name);

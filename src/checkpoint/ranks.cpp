@@ -49,7 +49,7 @@ using Sizes = std::vector<std::int64_t>;
 /// A rank that sends its shard of a tensor to rank 0. If several ranks have the same shard, only
 /// the first of these ranks sends the shard.
 struct PartHolder {
-  std::size_t index;  ///< the index of the rank in the list of the mesh's ranks
+  std::size_t index;  ///< index of the rank in DeviceMesh::ranks()
   Sizes coordinate;
   Sizes local_sizes;
 

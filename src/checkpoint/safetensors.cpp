@@ -278,8 +278,8 @@ HeaderPlan plan_header(std::vector<Item> items,
                   "two tensors are named '", item.name, "': rename one of them");
   }
   plan.json = fmt::format("{{{}}}", fmt::join(parts, ","));
-  // The data begin after the header and its 8-byte length. The header is padded to a multiple of 8
-  // bytes, so that the data are aligned.
+  // The header follows its 8-byte length and precedes the data. Padding the header to a multiple of
+  // 8 bytes aligns the data.
   plan.json.resize((plan.json.size() + 7) / 8 * 8, ' ');
   TESSERA_CHECK(plan.json.size() <= kMaxHeaderBytes, items.size(),
                 " tensors are too many for one safetensors file: write several files");
@@ -342,8 +342,8 @@ class RunReader {
   }
 
   const CheckedFile& file_;
-  std::byte* out_;         ///< the memory into which the next range is read
-  std::uint64_t end_ = 0;  ///< the offset in the file at which the last added range ends
+  std::byte* out_;
+  std::uint64_t end_ = 0;
   std::vector<Run> runs_;
   std::vector<std::byte> buffer_;
 };

@@ -639,8 +639,8 @@ void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& commi
   });
 }
 
-/// Removes the marker file of the completed save, and old steps. An error here is only a warning:
-/// the step is complete, and only disk space is wasted.
+/// Removes the marker file of the completed save, and old steps. Errors of the removal are only
+/// warnings: the step is complete, and only disk space is wasted.
 void tidy_up(const StepFolder& folder, int keep) noexcept {
   try {
     folder.release();

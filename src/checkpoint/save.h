@@ -18,7 +18,7 @@ struct RowBlock {
 };
 
 struct FileChunk {
-  std::string tensor;  ///< the name under which the tensor is stored
+  std::string tensor;
   c10::ScalarType dtype;
   std::vector<std::int64_t> offset, sizes;
   std::vector<RowBlock> blocks;  ///< consecutive ranges of rows of the block

@@ -72,7 +72,7 @@ class StoredStep {
  private:
   /// A requested part of a stored block (chunk), and the memory to fill.
   struct Wanted {
-    std::string name;  ///< the name of the tensor in the file
+    std::string name;
     const ManifestTensor* tensor;
     const ManifestChunk* chunk;
     std::vector<std::int64_t> from;  ///< where the requested part begins in the stored block
@@ -86,7 +86,7 @@ class StoredStep {
   std::filesystem::path folder_;
   Manifest manifest_;
   std::map<std::string, std::string> stored_names_;
-  std::map<std::size_t, std::vector<Wanted>> wanted_;  ///< the requested tensors of each file
+  std::map<std::size_t, std::vector<Wanted>> wanted_;
 };
 
 }  // namespace tessera::checkpoint

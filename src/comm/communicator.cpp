@@ -105,7 +105,7 @@ at::Tensor Communicator::allocate(std::int64_t numel, const c10::TensorOptions& 
   return at::empty({numel}, options);
 }
 
-// The all-reduce writes to `flags`, because the tensor of from_blob() shares their memory.
+// The tensor of from_blob() shares the memory of `flags`, so the all-reduce writes to `flags`.
 void Communicator::any_rank(std::span<std::uint8_t> flags) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto numel = static_cast<std::int64_t>(flags.size());

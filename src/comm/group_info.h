@@ -32,7 +32,7 @@ struct GroupInfo {
 
 /// Returns the beginning of a message: "all_gather in group 'tp' (ranks 0, 1), rank 1".
 std::string describe(const GroupInfo& group, const char* collective);
-/// Returns the name of a collective and its purpose, if it has one: "all_gather for unit 'head'".
+/// Returns a collective's name with its purpose, if there is one: "all_gather for unit 'head'".
 std::string with_purpose(const char* collective, const std::string& purpose);
 /// Returns the end of the message for a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =

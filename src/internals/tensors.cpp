@@ -45,7 +45,7 @@ void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t by
 }
 
 void free_memory(const c10::Storage& storage) {
-  // The storage without memory has the same device, because tensors take their device from it.
+  // The storage keeps its device, because tensors take their device from their storage.
   set_memory(storage, at::DataPtr(nullptr, storage.device()), 0);
 }
 

@@ -398,8 +398,8 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
   const nn::LinearOptions no_bias{.bias = false};
   lm_head_ = register_module(
       "lm_head", std::make_shared<nn::Linear>(config_.hidden_size, config_.vocab_size, no_bias));
-  // The rotary tables are buffer slots, so that on the meta device they are uninitialized and are
-  // filled later, like parameters.
+  // The rotary tables are buffer slots, so that a model on the meta device has uninitialized
+  // tables, which are filled later, like parameters.
   cos_ = register_buffer_slot("rope_cos", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
   sin_ = register_buffer_slot("rope_sin", {max_sequence, config_.head_dim},
@@ -427,7 +427,7 @@ at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
 }
 
 /// Runs the Llama model without the head. Tokens of shape (batch, sequence) give features of shape
-/// (batch * sequence, hidden); with a cache, only those of the last tokens, (batch, hidden).
+/// (batch * sequence, hidden); with a cache, only the features of each last token, (batch, hidden).
 at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                            const nn::DocumentsPtr& documents) {
   const std::int64_t past = cache != nullptr ? cache->tokens() : 0;

@@ -35,8 +35,8 @@ DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>&
                                        : flat;
 }
 
-/// Returns the mesh that splits the experts' weights: "ep" if it has several ranks (with "tp" as a
-/// second dimension, whose ranks have different tokens), otherwise "tp".
+/// Returns the mesh that splits the experts' weights: "tp" or, if "ep" has several ranks, "ep" with
+/// "tp" as a second dimension, whose ranks have different tokens.
 DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "ep") || mesh.size("ep") == 1) {
     return mesh["tp"];
@@ -97,8 +97,8 @@ void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOpti
 }
 
 /// Returns how many FSDP units, counted from the first, are resharded after forward. By default,
-/// the last block and the units after it are not, because backward follows right after forward and
-/// needs these units first.
+/// the last block and later units stay all-gathered, because backward follows right after forward
+/// and needs these units first.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
   if (!options.fsdp.reshard_after_forward.value_or(true)) {

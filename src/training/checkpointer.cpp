@@ -123,8 +123,8 @@ void Checkpointer::find_source() {
   resumes_ = newest && options_.resume != Resume::kNever;
   if (options_.resume_step >= 0) {
     resumes_ = true;
-    // Saved steps after --resume-step are an error: the run will save steps with the same numbers,
-    // and until then the old steps would count as the newest.
+    // Saved steps after --resume-step are an error. The run will save steps with the same numbers,
+    // and until then the old steps would count as the newest steps.
     TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
                   option("resume-step"), " ", options_.resume_step, ": '", dir,
                   "' has later steps, up to ", last.value_or(0), "; move later steps away first");
@@ -145,7 +145,7 @@ void Checkpointer::find_source() {
 }
 
 /// With --resume auto, a run that was killed before its first complete step keeps its run_id, so
-/// that it can overwrite its unfinished step.
+/// that the run can overwrite its unfinished step.
 void Checkpointer::begin_run() {
   std::optional<std::string> before;
   if (options_.resume == Resume::kAuto) {

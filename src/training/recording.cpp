@@ -102,7 +102,7 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
 
 Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
   if (!options_.profile.empty()) {
-    // `profile` becomes absolute, because it is written at the end, possibly after a chdir().
+    // `profile` becomes absolute: the profile is written at the end, possibly after a chdir().
     options_.profile = files::absolute_path(options_.profile);
   }
 }

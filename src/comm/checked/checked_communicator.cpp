@@ -178,7 +178,7 @@ class RecordedWork final : public Work {
 };
 
 /// Each method of CheckedCommunicator checks the arguments of a collective, counts and records the
-/// collective, and calls the same method of `inner_`. An invalid call throws before it is counted
+/// collective, and calls the same method of `inner_`. An invalid call throws without being counted
 /// or sent. With TESSERA_DEBUG the ranks first compare their calls, by another collective.
 class CheckedCommunicator final : public Communicator {
  public:
@@ -456,7 +456,7 @@ class CheckedCommunicator final : public Communicator {
   /// or size in bytes. Without this check, a rank could receive the bytes of another call. The
   /// check is a collective that is not counted as traffic.
   void compare_purposes(const char* collective, const std::vector<at::Tensor>& inputs) {
-    // This comparison calls `inner_` directly, so that it is not counted as traffic.
+    // The comparison is not counted as traffic, because `inner_` is called directly.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {
       return;
     }
@@ -492,8 +492,8 @@ Communicator& LazyHostGroup::get() {
         "error");
   }
   if (made_ == nullptr) {
-    // make_() can take as long as the time-out. The lock is not held meanwhile, because abort()
-    // needs the lock and must not wait for so long.
+    // The lock is not held while make_() runs, because make_() can take as long as the time-out,
+    // and abort() must not wait for the lock for so long.
     CommunicatorPtr made;
     try {
       made = make_();

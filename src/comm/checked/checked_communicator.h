@@ -1,5 +1,5 @@
 // A wrapper around the process groups that a World makes. A program's own Communicator is not
-// wrapped, because it usually calls process groups of a World, which are wrapped already.
+// wrapped: such a Communicator usually calls process groups of a World, which are wrapped already.
 
 #pragma once
 

@@ -58,11 +58,11 @@ struct CudaBackend {
   StreamsPtr (*make_streams)(int device);
 };
 
-/// Returns the streams of GPU `device`. The function is in libtessera_cuda.so; other libraries call
-/// it through CudaBackend::make_streams.
+/// Returns the streams of GPU `device`. Defined in libtessera_cuda.so; other libraries call the
+/// function pointer CudaBackend::make_streams.
 StreamsPtr make_cuda_streams(int device);
-/// Makes a process group that uses NCCL. The function is in libtessera_cuda.so; other libraries
-/// call it through CudaBackend::make_nccl_communicator.
+/// Makes a process group that uses NCCL. Defined in libtessera_cuda.so; other libraries call the
+/// function pointer CudaBackend::make_nccl_communicator.
 CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const NcclPlace& place);
 

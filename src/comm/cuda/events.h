@@ -44,8 +44,8 @@ class EventPool {
   std::map<c10::DeviceIndex, std::vector<std::unique_ptr<at::cuda::CUDAEvent>>> unused_;
 };
 
-/// The pool of events of this process. Never destroyed, because its destructor could run after CUDA
-/// has ended.
+/// The pool of events of this process. The pool is never destroyed, because its destructor could
+/// run after CUDA has ended.
 inline EventPool& event_pool() {
   static auto& pool = *new EventPool;
   return pool;

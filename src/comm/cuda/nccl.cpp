@@ -61,8 +61,8 @@ std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*
   return done;
 }
 
-/// Shuts down a process group; meanwhile calls `check` repeatedly. Returns false if the shutdown
-/// takes longer than `patience`. Throws errors of the shutdown and of `check`.
+/// Shuts down a process group, and calls `check` repeatedly during the shutdown. Returns false if
+/// the shutdown takes longer than `patience`. Throws errors of the shutdown and of `check`.
 bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds patience,
                         const std::function<void()>& check) {
   constexpr milliseconds kLook{50};
@@ -256,7 +256,7 @@ std::string nccl_text(const std::exception& error) {
   return text;
 }
 
-/// A running NCCL collective. wait() makes the current stream wait for NCCL's stream; it does not
+/// A running NCCL collective. wait() makes the current stream wait for NCCL's stream, and does not
 /// block the calling thread.
 class NcclWork final : public Work {
  public:
@@ -385,8 +385,8 @@ class NcclCommunicator final : public Communicator {
     return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
   }
 
-  /// Blocks the calling thread, and checks meanwhile whether other ranks have ended: c10d's barrier
-  /// would wait forever for a dead rank.
+  /// Blocks the calling thread. Checks repeatedly whether other ranks have ended, because c10d's
+  /// barrier would wait forever for a dead rank.
   void barrier() override {
     constexpr std::chrono::microseconds kNap{50};
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));

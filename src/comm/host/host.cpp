@@ -250,7 +250,7 @@ AddressList look_up(const std::string& host, int& error) {
   return {error == 0 ? first : nullptr, &freeaddrinfo};
 }
 
-/// Asks the kernel, through a UDP socket, from which local address it would send to `peer`.
+/// Asks the kernel, through a UDP socket, which local address is used to send to `peer`.
 std::string source_address_towards(const std::string& peer) {
   int error = 0;
   const AddressList list = look_up(peer, error);
@@ -325,7 +325,7 @@ std::string routable_address(const std::string& peer) {
     return address_of_interface(interface->substr(0, interface->find(',')));
   }
   std::string address = source_address_towards(peer);
-  // The misconfigured machine must throw the error: the other machines see only a time-out.
+  // The error must be thrown on the misconfigured machine: on other machines, ranks only time out.
   TESSERA_CHECK(!address.empty() && !is_loopback(address) && address != "::1",
                 "the ranks are on several hosts, but this host has only the address '", address,
                 "' towards rank 0's host ", peer,

@@ -26,7 +26,7 @@ std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& j
 
 /// Prints a line about a long wait, such as "tessera: rank 0 waits for ranks 2-3 of 4 at HOST:PORT,
 /// as RANK and WORLD_SIZE of tessera-run or torchrun say" ("for the store" without missing ranks).
-/// Printed once (`said`), on the first rank of each machine.
+/// Only the first rank of each machine prints the line, and only once (`said`).
 void say_wait(const JobVariables& job, const WorldOptions& options,
               std::chrono::milliseconds waited, const std::vector<int>& missing, bool& said);
 

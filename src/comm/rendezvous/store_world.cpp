@@ -112,7 +112,7 @@ class StoreWorld final : public World {
 
   void shutdown() override {
     const std::lock_guard lock(mutex_);
-    // The WorldWatch ends last, because it checks the other ranks while process groups shut down.
+    // The WorldWatch must end last: WorldWatch checks other ranks while process groups shut down.
     const auto end = [this] {
       if (job_->watch != nullptr) {
         job_->watch->end();
@@ -240,8 +240,8 @@ class StoreWorld final : public World {
     return made;
   }
 
-  /// Makes an NCCL group. NCCL would wait forever for a dead rank, so the watchdog (await_device)
-  /// checks the other ranks meanwhile.
+  /// Makes an NCCL group. During the set-up, the watchdog (await_device) checks the other ranks,
+  /// because NCCL would wait forever for a dead rank.
   CommunicatorPtr nccl_group(const GroupInfo& info, const BegunCall& set_up,
                              CommunicatorPtr parent) const {
     const auto running = std::make_shared<int>();

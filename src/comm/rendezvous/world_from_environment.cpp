@@ -146,7 +146,7 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
 /// thread has its own copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
                          const WorldOptions& options) {
-  // libtorch gets this much time to throw its own time-out error, whose message is better.
+  // libtorch's time-out error has a better message, so this function waits longer than libtorch.
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
   std::packaged_task<StorePtr()> task([where] { return detail::connect_store(where); });
@@ -216,7 +216,7 @@ WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> r
 /// use. `own`: the flight record (log of calls) of this rank.
 JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& own,
              const WatchSettings& settings, const WorldOptions& options) {
-  // While c10d makes a process group, it waits for other ranks for at most the store's time-out.
+  // c10d waits for other ranks at most for the store's time-out when it makes a process group.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;

@@ -147,7 +147,7 @@ class ShmGroup {
   /// Throws Error on all ranks if the ranks' calls differ; the process group then stays usable.
   /// Throws PeerError if another rank has ended or does not arrive in time.
   void finish(ShmOperation& operation) {
-    // Keeps the operation alive while it runs: the caller may have released its reference.
+    // Keeps the operation alive during run(), because the caller may have released its reference.
     ShmOperationPtr keep;
     if (!operation.done) {
       operation.done = true;
@@ -183,8 +183,8 @@ class ShmGroup {
             operation.root,
             operation.rounds,
             {}};
-    // A long purpose (such as "for unit 'layers.0'") loses its beginning, because the end of a
-    // unit's name is more specific.
+    // A purpose (such as "for unit 'layers.0.mlp'") that is too long is cut at the front, because
+    // the end of a unit's name is more specific.
     const std::size_t length = std::min(operation.purpose.size(), call.purpose.size());
     std::copy_n(operation.purpose.end() - static_cast<std::ptrdiff_t>(length), length,
                 call.purpose.begin());
@@ -435,8 +435,8 @@ class ShmCommunicator final : public Communicator {
 /// The key in the store under which the first rank puts the handle of the shared memory.
 constexpr auto kHandleKey = "handle";
 
-/// The group's first rank makes the shared memory, and the other ranks map it. Returns nullptr on a
-/// rank that fails to do so.
+/// The first rank of the group creates the shared memory, and the other ranks map the memory.
+/// Returns nullptr on a rank on which this fails.
 std::unique_ptr<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {

@@ -34,7 +34,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kSmallestSlot = std::size_t{1} << 20;
 constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
-/// The interval at which a sleeping rank checks whether the other ranks are alive.
+/// The interval at which a sleeping rank checks whether the other ranks are still alive.
 constexpr milliseconds kPeerCheck{100};
 /// How many times a waiting rank checks for other ranks before it sleeps: for about 20 us.
 constexpr int kSpins = 500;

@@ -329,7 +329,7 @@ void WorldWatch::end() {
   if (device_thread_.joinable()) {
     device_thread_.join();
   }
-  // The lock is not held here, because destroying a call can destroy a World.
+  // The calls are destroyed without a lock, because destroying a call can destroy a World.
   added_.clear();
   calls_.clear();
   // During an exception, records kGaveUp, so that messages of other ranks refer to the error
@@ -403,7 +403,7 @@ void WorldWatch::look_at_device() {
 
 namespace {
 
-/// Repeats `question(store)` until its result has a value. Checks the other ranks meanwhile.
+/// Calls `question(store)` until its result has a value, and checks the other ranks between calls.
 template <class Question>
 auto answer_of(const detail::StorePtr& store, const GroupInfo& group, const Question& question) {
   constexpr std::chrono::microseconds kLongestNap{100'000};
