@@ -9,14 +9,12 @@
 // The matrix products of one linear_products() call share one LinearInputBackward; every other
 // matrix product has its own LinearInputBackward.
 //
-// WeightBackward is a separate node, so that it can run late: its sequence number is lower than
-// that of GatherBackward, and autograd runs the ready node with the highest number. As a result,
-// backward
-//   1. starts the gather of x in the first ProductBackward,
-//   2. computes the gradients of x during the gather,
-//   3. starts the reduce-scatter of their sum,
-//   4. computes the gradients of the weights during the reduce-scatter.
-// Any other order of these nodes is correct too, but loses the overlap or needs a second gather.
+// WeightBackward is a separate node, so that it can run late: its sequence number is lower than the
+// number of GatherBackward, and autograd runs the ready node with the highest number. As a result,
+// backward 1. starts the gather of x in the first ProductBackward, 2. computes the gradients of x
+// during the gather, 3. starts the reduce-scatter of their sum, 4. computes the gradients of the
+// weights during the reduce-scatter. Any other order of these nodes is correct too, but loses the
+// overlap or needs a second gather.
 
 #include "internal.h"
 
@@ -42,8 +40,8 @@ void check_first_order() {
                 "without create_graph, or set .regather = false in the styles");
 }
 
-/// Returns `gradient` as a distributed tensor on `mesh`. A plain gradient becomes a replicated
-/// tensor, because it is the same on all ranks.
+/// Returns `gradient` as a distributed tensor on `mesh`. A plain gradient is the same on all ranks
+/// and becomes a replicated tensor.
 DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient) {
   return tessera::is_distributed(gradient)
              ? DistributedTensor(gradient)

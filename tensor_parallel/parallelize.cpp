@@ -201,8 +201,8 @@ std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& 
   return modules;
 }
 
-/// Throws Error if the style needs hooks but the module runs none, because it is inside an
-/// nn::Hooked.
+/// Throws Error if the style needs hooks but `module` is inside an nn::Hooked, which runs no hooks
+/// of modules inside.
 void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
       !style.adds_hooks() || dynamic_cast<const nn::AdoptedModule*>(target.module) == nullptr,
@@ -248,8 +248,8 @@ bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
                              [&](const auto& owner) { return owner.module == &module; });
 }
 
-/// A container and a module inside it can have plan entries for the same parameter. The entry of
-/// the inner module takes precedence.
+/// A container and a module inside the container can have plan entries for the same parameter. The
+/// entry of the inner module takes precedence.
 void leave_to_inner(std::vector<Application>& applications) {
   for (Application& outer : applications) {
     std::erase_if(outer.parameters, [&](const auto& placed) {

@@ -144,8 +144,8 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
   const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
-  // If `value` shares memory with `own`, their strides can differ. A direct copy would overwrite
-  // elements before reading them, so `value` is cloned first.
+  // If `value` shares memory with `own`, the two tensors can have different strides. A direct copy
+  // could overwrite elements before reading them, so `value` is cloned first.
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 

@@ -44,7 +44,7 @@ struct LocalRun {
 /// Replaces arguments by local tensors, redistributed to the layouts in the call plan. Collective
 /// if the call plan moves data.
 void localize_arguments(LocalRun& run);
-/// Rewrites arguments that contain global sizes or memory offsets, so that they fit local tensors.
+/// Rewrites arguments with global sizes or memory offsets to values that fit local tensors.
 void rewrite_arguments(LocalRun& run);
 void wrap_results(LocalRun& run);
 

@@ -65,8 +65,8 @@ class FusedOperator<Op, Result(Arguments...)> {
 };
 
 /// Registers an operator. `kernel` runs on local tensors on every device, including meta.
-/// `differentiable` is the autograd kernel; if it is nullptr, a backward through the operator
-/// throws. `reads_numbers`: see register_rule.
+/// `differentiable` is the autograd kernel; nullptr: a backward through the operator throws.
+/// `reads_numbers`: see register_rule.
 template <class Op>
 void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::Body rule,
             typename Op::schema* differentiable = nullptr, bool reads_numbers = false) {

@@ -116,7 +116,7 @@ void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& argume
 
 /// Reads the results from the operator's schema. "(a!)" marks a written argument that is returned
 /// (in place, out=), "(a)" marks a view. For a view, the alias sets of argument and result are not
-/// compared, because they differ for split ("a -> *").
+/// compared, because the sets differ for split ("a -> *").
 void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
     const c10::AliasInfo* alias = result.alias_info();

@@ -1,4 +1,4 @@
-// OperatorInfo: the properties of an operator. BoundCall: a call as sharding rules read it.
+// OperatorInfo: the properties of an operator. BoundCall: a call in the form that rules read.
 #pragma once
 
 #include <ATen/core/Tensor.h>

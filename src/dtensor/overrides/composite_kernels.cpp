@@ -279,8 +279,7 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_boxed<bernoulli_of_number>(library, "bernoulli.p");
 }
 
-// Kernels for operators that need no call plan, because they do not read the values of a
-// distributed tensor.
+// Kernels for operators that do not read the values of a distributed tensor and need no call plan.
 
 at::Tensor detach(const at::Tensor& self) {
   const auto* impl = as_distributed(self);

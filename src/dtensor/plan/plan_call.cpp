@@ -402,8 +402,8 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Selects the lowering (alternative implementation) of the operator if it sends less than the
-/// redistribution of the inputs, or if the operator exists to communicate.
+/// Selects the lowering (alternative implementation) of the operator if the lowering sends less
+/// than the redistribution of the inputs, or if the operator exists to communicate.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;

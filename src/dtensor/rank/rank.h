@@ -95,7 +95,7 @@ class Transfer : NoCopy {
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
   /// If the result was never used, the destructor waits for the collective, because other ranks
-  /// wait for it too. Ignores failures.
+  /// also wait for the collective. Ignores failures.
   ~Transfer();
 
   /// Waits for the transfer and returns its result. After a failure, every call throws the

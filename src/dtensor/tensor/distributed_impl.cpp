@@ -132,8 +132,8 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// A caller of has_storage() usually reads the tensor's memory next, which throws. The message of
-// this error is made here and not in the constructor, where it would slow down each operator.
+// A caller of has_storage() usually reads the tensor's memory next, which throws. The error message
+// is made here: making the message for each new tensor would be slow.
 bool DistributedTensorImpl::has_storage() const {
   // const_cast, because has_storage() is const in the base class. Setting the error message does
   // not change the elements of the tensor.
