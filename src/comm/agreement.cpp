@@ -1,7 +1,6 @@
-// Small collectives by which ranks compare values and share decisions. They use only functions of
-// Communicator, so every back end supports these collectives. Autograd is disabled during a
-// collective, so that a graph that the caller records does not contain the tensors of the
-// collective.
+// Small collectives by which ranks compare values and share decisions. They call only functions of
+// Communicator, so every back end supports them. Autograd is disabled in these collectives, so that
+// a graph that the caller records does not contain tensors of a collective.
 
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"

@@ -96,8 +96,8 @@ class Arrivals {
   }
 
   /// Announces that this rank has opened all flight records. Returns a rank that has not announced
-  /// this yet; none if all ranks have. A rank leaves the rendezvous only afterwards, because the
-  /// flight record of a process that has ended cannot be opened.
+  /// this; none if all ranks have. A rank leaves the rendezvous only when all ranks have opened all
+  /// flight records, because the flight record of a process that has ended cannot be opened.
   std::vector<int> not_ready() {
     store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
     if (store_.check(opened_keys_)) {

@@ -36,7 +36,7 @@ std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
 }
 
-/// Contiguous bytes that a slot (buffer in shared memory) contains of a tensor.
+/// A contiguous range of a tensor's bytes, and its position in a slot (buffer in shared memory).
 struct Span {
   std::int64_t in_part;
   std::int64_t in_slot;
@@ -132,8 +132,8 @@ void ScatterRounds::consume(std::int64_t round, Slots slots) {
                   for (std::size_t from = 0; from < slots.size(); ++from) {
                     sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
                   }
-                  // The source at index `rank_` is this rank's own data, so that all ranks reduce
-                  // in the same order.
+                  // This rank's own data are the source at index `rank_`, so that all ranks reduce
+                  // the sources in the order of the ranks.
                   sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
                   reduce_(buffer.own + span.in_part, sources_,
                           static_cast<std::size_t>(span.bytes) / item_bytes_);
