@@ -11,10 +11,12 @@
 //
 // WeightBackward is a separate node, so that it can run late: its sequence number is lower than the
 // number of GatherBackward, and autograd runs the ready node with the highest number. As a result,
-// backward 1. starts the gather of x in the first ProductBackward, 2. computes the gradients of x
-// during the gather, 3. starts the reduce-scatter of their sum, 4. computes the gradients of the
-// weights during the reduce-scatter. Any other order of these nodes is correct too, but loses the
-// overlap or needs a second gather.
+// backward
+//   1. starts the gather of x in the first ProductBackward,
+//   2. computes the gradients of x during the gather,
+//   3. starts the reduce-scatter of the sum of these gradients,
+//   4. computes the gradients of the weights during the reduce-scatter.
+// Any other order of these nodes is correct too, but loses the overlap or needs a second gather.
 
 #include "internal.h"
 
