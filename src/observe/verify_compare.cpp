@@ -403,7 +403,7 @@ struct Finding {
 /// The findings of all ranks about the tensors of module calls, or about the gradients.
 struct Together {
   std::vector<VerifyDifference> differences;
-  double largest = 0;   ///< largest difference that has passed, divided by the largest output
+  double largest = 0;   ///< largest passed difference, divided by the largest value of all tensors
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 

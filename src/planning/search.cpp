@@ -60,7 +60,7 @@ class MeshSearch {
   MeshSearch(Search& search, TrainingLayout mesh, TooLarge too_large)
       : search_(search), mesh_(std::move(mesh)), too_large_(std::move(too_large)) {}
 
-  /// Estimates the layouts of the mesh. Returns the layouts that do not fit into the machine.
+  /// Estimates the mesh's layouts. Returns the layouts that do not fit into the machine's memory.
   TooLarge run() {
     const SearchSpace& s = search_.space;
     const std::int64_t parts = s.dp_replicate * mesh_.dp * mesh_.accumulate;

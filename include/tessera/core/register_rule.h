@@ -18,8 +18,8 @@ namespace tessera {
 /// the values of float and Scalar arguments. Every process of a job must register the same rules.
 /// Not collective. Thread safe. Throws Error after the operator's first use on a distributed
 /// tensor, and for a second rule of one operator. The first call of any operator throws Error if a
-/// registered `op` does not exist, or if `op` is CompositeImplicitAutograd: libtorch then calls
-/// other operators, and never the rule of `op`.
+/// registered `op` does not exist, or if `op` is CompositeImplicitAutograd: libtorch replaces such
+/// an operator by others, so the rule of `op` would never be used.
 ///
 ///   // An elementwise operator. Input and output have one common factor for each dimension.
 ///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {

@@ -345,7 +345,7 @@ constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
 /// time is not 0, so that of two plans with equal communication the plan with fewer steps wins.
 constexpr double kLocalStepUs = 0.5;
 
-/// Returns the coordinate of a largest shard. (torch.chunk puts shorter chunks last.)
+/// Returns the coordinate of the rank with the largest shard: torch.chunk puts shorter chunks last.
 std::vector<std::int64_t> first_coordinate(const Problem& problem) {
   return std::vector<std::int64_t>(problem.to->mesh_sizes().size(), 0);
 }

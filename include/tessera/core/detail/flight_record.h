@@ -54,17 +54,18 @@ class SharedText {
 
 /// A rank's entry for one process group in the rank's flight record.
 struct GroupSlot {
-  /// Id of the process group, equal on all ranks. Written after the other fields; 0: unused entry.
+  /// Id of the process group, equal on all ranks, written after `ranks`; 0: the entry is unused.
   std::atomic<std::uint64_t> id{0};
   /// World ranks of the process group, as bits: rank r is bit r % 64 of word r / 64.
   std::array<std::uint64_t, kMostRanks / 64> ranks{};
   /// Number of the group's collectives that the rank has begun, including the group's set-up.
   std::atomic<std::uint64_t> begun{0};
-  /// Describes the rank's last collective in the group, in which the rank waits if `waits` is true.
+  /// Describes the rank's last collective in the group, or the collective for which the rank waits.
   SharedText call;
-  std::atomic<std::uint64_t> number{0};  ///< index of the rank's last collective in the group
-  std::atomic<bool> waits{false};        ///< whether the rank waits in this collective (CPU or GPU)
-  std::atomic<std::int64_t> since{0};    ///< time at which `number` or `waits` last changed
+  std::atomic<std::uint64_t> number{
+      0};                          ///< index in the group of the collective that `call` describes
+  std::atomic<bool> waits{false};  ///< whether the rank waits for this collective (CPU or GPU)
+  std::atomic<std::int64_t> since{0};  ///< time at which `number` or `waits` last changed
 };
 
 struct Record {
