@@ -404,8 +404,8 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
                            const NormOptions& options) {
   const c10::AutoGradMode no_grad(false);
   const auto [terms, total] = total_and_factor(parameters, max_norm, options);
-  // The gradients are multiplied even by a factor of 1, because the host would have to wait for the
-  // factor to test it.
+  // The gradients are multiplied even if the factor is 1: to compare the factor with 1, the host
+  // would have to wait for the device.
   scale_by(terms.locals, total.factor);
   return total.rounded;
 }

@@ -130,7 +130,7 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) 
   return runs;
 }
 
-/// `factor` is passed as a tensor, because the host would have to wait for its value.
+/// `factor` is passed as a tensor, because for a number the host would have to wait.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
   // A list kernel needs tensors of one dtype on one device.
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;

@@ -62,10 +62,9 @@ struct GroupSlot {
   std::atomic<std::uint64_t> begun{0};
   /// Describes the rank's last collective in the group, or the collective for which the rank waits.
   SharedText call;
-  std::atomic<std::uint64_t> number{
-      0};                          ///< index in the group of the collective that `call` describes
-  std::atomic<bool> waits{false};  ///< whether the rank waits for this collective (CPU or GPU)
-  std::atomic<std::int64_t> since{0};  ///< time at which `number` or `waits` last changed
+  std::atomic<std::uint64_t> number{0};  ///< index in the group of the collective in `call`
+  std::atomic<bool> waits{false};        ///< whether the rank waits for this collective
+  std::atomic<std::int64_t> since{0};    ///< time at which `number` or `waits` last changed
 };
 
 struct Record {
