@@ -388,7 +388,7 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   return weights;
 }
 
-/// Sets for each token of a row the token's position in its document. The target at the end token
+/// Sets for each token of a row the token's position in its document. The target of the end token
 /// of a document would belong to the next document, so this target is set to -100.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {

@@ -37,7 +37,7 @@ TokenizerForm form_of(std::string_view text) {
 
 /// Returns `path` itself or, if `path` is a folder, the tokenizer's file in the folder.
 std::string file_of(const std::string& path) {
-  std::error_code error;  // an error is ignored here: opening the file reports the error
+  std::error_code error;  // an error is ignored here, because opening the file reports the error
   if (!std::filesystem::is_directory(path, error)) {
     return path;
   }

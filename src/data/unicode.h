@@ -35,7 +35,7 @@ char32_t code_point(std::string_view character);
 std::string_view replace_invalid_utf8(std::string_view text, std::string& storage);
 /// Returns the number of bytes at the end of `text` that belong to an incomplete character.
 std::size_t incomplete_suffix(std::string_view text);
-/// Replaces control characters by \xNN, so that a message stays on one line.
+/// Replaces control characters by \xNN, so that a message remains on one line.
 std::string printable(std::string_view text);
 
 /// Returns `text`, valid UTF-8, in the Unicode normalization form NFC (UAX #15).

@@ -1,6 +1,6 @@
-// Loss scaling. Gradients stay scaled until step(), whose kernels divide the gradients in fp32. The
-// norm for clipping also shows whether a gradient overflowed. So a step with loss scaling needs one
-// all-reduce, and the host waits once.
+// Loss scaling. Gradients remain scaled until step(), whose kernels divide the gradients in fp32.
+// The norm for clipping also shows whether a gradient overflowed. So a step with loss scaling needs
+// one all-reduce, and the host waits once.
 
 #include "tessera/optim/grad_scaler.h"
 
@@ -102,7 +102,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
   // If any gradient is infinite or NaN, so is the largest absolute value of all gradients.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
   checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
-  // Non-finite gradients stay scaled, because the step will be skipped.
+  // Non-finite gradients remain scaled, because the step will be skipped.
   if (checked_->finite) {
     check_gradient_copies(parameters, "GradScaler::unscale_", options);
     scale_by(terms.locals, at::scalar_tensor(1.0 / state_.scale, largest.options()));
@@ -166,7 +166,7 @@ std::pair<at::Tensor, bool> GradScaler::clip_and_step(
 }
 
 /// Sets the next loss scale. `finite` comes from the all-reduced norm and is the same on all ranks,
-/// so the scales stay equal without further communication.
+/// so the scales remain equal without further communication.
 void GradScaler::adjust(bool finite) {
   if (finite) {
     const double grown = state_.scale * options_.growth_factor;

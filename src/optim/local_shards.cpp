@@ -34,7 +34,7 @@ struct Buffer {
 };
 
 /// The alignment of state tensors in bytes, for vector accesses of 16 bytes. Shards that are joined
-/// have sizes that are multiples of this alignment, so their states stay adjacent.
+/// have sizes that are multiples of this alignment, so their states remain adjacent.
 constexpr std::int64_t kStateAlignment = 16;
 
 /// Makes tensors of zeros, with one allocation for each dtype and device. The first pass adds up

@@ -22,7 +22,7 @@ using detail::mesh_size;
 
 // Sharding rules split a tensor dimension into factors (einsum index letters); layouts split a
 // tensor dimension into Digits (sub-dimensions). If the boundaries of factors and Digits disagree,
-// the dimension cannot stay sharded.
+// the dimension cannot remain sharded.
 
 /// Splits the sub-dimension `digit`. Returns the outer part, which has `extent` positions; `digit`
 /// becomes the inner part. Returns nullopt if the mesh dimensions of `digit` cannot be divided
@@ -166,7 +166,7 @@ struct FactorPlacement {
 };
 
 /// The placement of the tensors of a TensorGroup over one mesh dimension: all are replicated, one
-/// factor (einsum index letter) is sharded, or the inputs of a ShardingRule::Linear stay partial.
+/// factor (einsum index letter) is sharded, or the inputs of a ShardingRule::Linear remain partial.
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };
   Kind kind = kReplicate;
@@ -291,7 +291,7 @@ class TensorGroupPropagation {
 
   /// Returns the placement that `choice` needs for an input. A tensor with the sharded factor
   /// (index letter) is sharded. Otherwise an added tensor (a bias) is Partial, so that it is added
-  /// only once; an input in Linear::partial_inputs stays partial; other inputs are replicated.
+  /// only once; an input in Linear::partial_inputs remains partial; other inputs are replicated.
   FactorPlacement wanted_placement(int input, const Choice& choice) const {
     if (choice.kind == Choice::kFactor) {
       const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
@@ -504,7 +504,7 @@ class TensorGroupPropagation {
            });
   }
 
-  /// Whether an output would be partial with reductions that do not commute. A Layout always
+  /// Whether an output would be Partial with two reductions that do not commute. A Layout always
   /// reduces in a fixed order, which can be wrong for the operator.
   bool mixes_reductions(const Choice& choice, const std::vector<Choice>& before) const {
     return std::any_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {

@@ -127,7 +127,7 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
   }
   const std::size_t first = call.args.size() - count;
   // The out arguments are removed, because the functional operator's rule could broadcast them with
-  // the inputs. OpCall::tensors still has the out tensors, so tensor indices stay valid.
+  // the inputs. OpCall::tensors still has the out tensors, so tensor indices remain valid.
   OpCall functional = call;
   functional.args.resize(first);
   std::optional<ShardingRule> rule = body(functional);

@@ -10,7 +10,7 @@
 namespace tessera::rules {
 
 // Sharding rules of gathers, scatters and selections by a list of indices. The tensor dimension
-// that indices refer to stays unsharded, with two exceptions: a gather for which a Partial sum is
+// that indices refer to is not sharded, with two exceptions: a gather for which a Partial sum is
 // cheaper (gather_by_parts), and operators that add to the old values of a tensor. All other
 // dimensions can be sharded.
 
@@ -21,7 +21,7 @@ std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
 }
 
 /// Permits sharding of dimension `dim` of `tensors` if all tensors have the same size in `dim`.
-/// Otherwise `dim` stays unsharded: libtorch accepts index tensors that are smaller than self.
+/// Otherwise `dim` is not sharded: libtorch accepts index tensors that are smaller than self.
 void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
                std::size_t dim) {
   const std::int64_t size = meta_of(call, tensors[0]).sizes[dim];
@@ -81,7 +81,7 @@ void gather_by_parts(ShardingRule& rule, const OpCall& call, int self, std::size
   rule.offset_arguments = {{.arg = 3, .input = self, .dim = static_cast<int>(dim)}};
 }
 
-/// The rule of gather(self, dim, index). Dimension `dim` of self stays unsharded, unless the result
+/// The rule of gather(self, dim, index). Dimension `dim` of self is not sharded, unless the result
 /// is so much smaller than self that reducing the result sends fewer bytes than all-gathering self.
 std::optional<ShardingRule> gather_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(2);
@@ -128,7 +128,7 @@ RuleFunction::Body scatter(Write write, bool has_source) {
       share_dim(rule, call, i == dim ? written : all, i);
     }
     // Only added values can be combined from shards. For replaced values the factor (einsum index
-    // letter) gets no reduction, so the dimension stays unsharded.
+    // letter) gets no reduction, so the dimension is not sharded.
     if (write == Write::kAdd) {
       add_reduction(rule, {input_of(rule, index)[dim]});
     }
@@ -187,7 +187,7 @@ struct AdvancedIndex {
   TensorFactors result;       ///< factors (index letters) of self[indices]
 };
 
-/// Adds the factors (einsum index letters) of self[indices]. Indexed dimensions stay unsharded,
+/// Adds the factors (einsum index letters) of self[indices]. Indexed dimensions are not sharded,
 /// because an index can be any position. Returns nullopt for masks, where the data decide how many
 /// elements are selected: libtorch takes bool and uint8 tensors as masks, but not int8.
 std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call) {
@@ -287,7 +287,7 @@ Table indexing_table() {
 }
 
 // The rules of cat, stack and their inverses. The dimension along which tensors are joined or split
-// stays unsharded, because joining the shards of a rank does not give a shard of the joined tensor.
+// is not sharded, because joining the shards of a rank does not give a shard of the joined tensor.
 // If all sizes are equal, the dimension is unflattened to (number of tensors, size), and the second
 // sub-dimension may be sharded, as in a fused weight.
 
@@ -350,7 +350,7 @@ std::optional<ShardingRule> cat_rule(const OpCall& call) {
   return rule;
 }
 
-/// All dimensions of the tensors may be sharded; the dimension that stack adds stays unsharded.
+/// All dimensions of the tensors may be sharded; the dimension that stack adds is not sharded.
 std::optional<ShardingRule> stack_rule(const OpCall& call) {
   const std::vector<int> tensors = joined_tensors(call, false);
   if (tensors.empty() || !have_one_size(call, tensors)) {
@@ -370,7 +370,7 @@ std::optional<ShardingRule> stack_rule(const OpCall& call) {
   return rule;
 }
 
-/// Returns the rule of an operator that splits dimension `dim` of a tensor; `dim` stays unsharded.
+/// Returns the rule of an operator that splits dimension `dim` of a tensor; `dim` is not sharded.
 /// `sizes` are the sizes of `dim` in the outputs; -1: the output lacks the dimension.
 ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes) {
   const int self = call.tensor_index(0);

@@ -7,7 +7,7 @@
 namespace tessera::rules {
 
 // Rules of layer norm, RMS norm and batch norm. The dimensions over which statistics are computed
-// stay unsharded: the normalised dimensions, and for batch norm also the samples.
+// are not sharded: the normalised dimensions, and for batch norm also the samples.
 
 namespace {
 
@@ -128,7 +128,7 @@ namespace {
 
 /// The factors (einsum index letters) of a convolution: input (batch, in channels, space...),
 /// weight (out channels, in channels, window...), result (batch, out channels, space...). Space and
-/// window stay unsharded. Channels also stay unsharded if the convolution has several groups.
+/// window are not sharded. Channels are also not sharded if the convolution has several groups.
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;
@@ -194,7 +194,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
 /// The rule of convolution_backward(grad, input, weight, bias sizes, stride, padding, dilation,
 /// transposed, output padding, groups, mask) -> gradients of input, weight, bias. If input channels
 /// were sharded, each rank would compute the whole gradient of the bias, and the sum over ranks
-/// would be wrong. So input channels stay unsharded if the gradient of the bias is requested.
+/// would be wrong. So input channels are not sharded if the gradient of the bias is requested.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   if (!is_supported(call.tensor(1), call.tensor(2), call.boolean_or(7, false))) {
     return std::nullopt;
@@ -305,7 +305,7 @@ Table embedding_table() {
 }
 
 // The sharding rules of scaled dot product attention, one rule for each kernel that libtorch can
-// choose. Batch and heads can be sharded; queries only without a causal mask. Keys stay unsharded,
+// choose. Batch and heads can be sharded; queries only without a causal mask. Keys are not sharded,
 // because sharded keys need a softmax across ranks (ring attention).
 
 namespace {

@@ -133,8 +133,8 @@ RuleFunction::Body overwrite(std::string_view linear) {
   };
 }
 
-/// The rule of a cast. A Partial sum stays Partial if the new type is floating-point and not
-/// narrower, so that no term is rounded. A Partial maximum or minimum stays Partial if the cast
+/// The rule of a cast. A Partial sum remains Partial if the new type is floating-point and not
+/// narrower, so that no term is rounded. A Partial maximum or minimum remains Partial if the cast
 /// preserves the order of numbers, as casts to all types except bool and unsigned types do.
 std::optional<ShardingRule> to_copy(const OpCall& call) {
   if (call.is_none(1)) {
@@ -154,7 +154,7 @@ Table pointwise_table() {
   return {
       "pointwise",
       {
-          // Linear operators: Partial sums and averages stay Partial.
+          // Linear operators: Partial sums and averages remain Partial.
           {"add{.Tensor,.out,_.Tensor} sub{.Tensor,.out,_.Tensor} "
            "lerp{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} addcdiv{,.out,_} "
            "complex rsub.Tensor",
@@ -168,8 +168,8 @@ Table pointwise_table() {
            "mish_backward native_dropout_backward resolve_conj resolve_neg _conj _neg_view",
            pointwise("0")},
           {"addcmul{,.out,_}", pointwise("01 02")},
-          // Affine operators (averages stay Partial), monotone operators (maxima and minima stay
-          // Partial), and operators that select elements (all reductions stay Partial).
+          // Affine operators (averages remain Partial), monotone operators (maxima and minima
+          // remain Partial), and operators that select elements (all reductions remain Partial).
           {"add{.Scalar,_.Scalar} sub{.Scalar,_.Scalar}", pointwise("0~ 0<")},
           {"rsub.Scalar", pointwise("0~")},
           {"asinh{,.out,_} atan{,.out,_} ceil{,.out,_} clamp{,.out,_} clamp_max{,.out,_} "

@@ -20,7 +20,7 @@ struct Arguments {
 };
 
 /// What a reduction computes. kCount: a sum that is not linear in its input (counts, norms).
-/// kUnsharded: the shards' results cannot be combined, so reduced dimensions stay unsharded.
+/// kUnsharded: the shards' results cannot be combined, so reduced dimensions are not sharded.
 enum class Kind { kSum, kCount, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
 /// Returns the reduction that combines the results of shards. For bools, "any" is a maximum and
@@ -188,7 +188,7 @@ Table reduction_table() {
 }
 
 // The rules of softmax, cumsum, sort and roll. A result along the operator's dimension depends on
-// the whole dimension, which stays unsharded. Any other dimension can be sharded.
+// the whole dimension, which is not sharded. Any other dimension can be sharded.
 
 namespace {
 
@@ -206,7 +206,7 @@ struct Along {
 };
 
 /// Returns the rule of an operator whose tensors have one common shape. The dimensions in argument
-/// `along.dim` stay unsharded; all others may be sharded.
+/// `along.dim` are not sharded; all others may be sharded.
 RuleFunction::Body along(Along along) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::vector<int> tensors = tensor_arguments(call);
@@ -235,7 +235,7 @@ RuleFunction::Body along(Along along) {
   };
 }
 
-/// The rule of tril and triu: the last two dimensions stay unsharded.
+/// The rule of tril and triu: the last two dimensions are not sharded.
 std::optional<ShardingRule> triangle_rule(const OpCall& call) {
   UnaryRule unary(call);
   const TensorFactors factors = unary.input;
@@ -252,7 +252,7 @@ std::optional<ShardingRule> cumsum_rule(const OpCall& call) {
   return along({.linearity = call.is_none(2) ? Linearity::kLinear : Linearity::kNone})(call);
 }
 
-/// The rule of topk(self, k, dim, ...). Dimension `dim` stays unsharded.
+/// The rule of topk(self, k, dim, ...). Dimension `dim` is not sharded.
 std::optional<ShardingRule> topk_rule(const OpCall& call) {
   const int ndim = call.tensor(0).ndim();
   ShardingRule rule = unchanged(call);
@@ -285,8 +285,8 @@ Table scan_table() {
           }};
 }
 
-// The rules of losses. Samples can be sharded; classes stay unsharded. The mean over all samples is
-// not computed from the shards' means, because shards can differ in size.
+// The rules of losses. Samples can be sharded; classes are not sharded. The mean over all samples
+// is not computed from the shards' means, because shards can differ in size.
 
 namespace {
 
@@ -310,7 +310,7 @@ struct NllFactors {
 
 /// The rule of nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total
 /// weight. With kSum the loss is the sum of the shards' losses. With kMean the loss is divided by
-/// the total weight, which no rank can compute from its shard, so samples stay unsharded. (For
+/// the total weight, which no rank can compute from its shard, so samples are not sharded. (For
 /// sharded samples a lowering is cheaper: src/dtensor/lowerings/reductions.cpp.)
 std::optional<ShardingRule> nll_forward(const OpCall& call) {
   const Sizes& sizes = call.tensor(0).sizes;

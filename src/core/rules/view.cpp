@@ -116,7 +116,7 @@ std::optional<ShardingRule> expand_rule(const OpCall& call) {
 }
 
 /// The rule of repeat(self, repeats). A dimension of the result is unflattened to (repeats,
-/// dimension of self), and the repeats stay unsharded.
+/// dimension of self), and the repeats are not sharded.
 std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   UnaryRule view(call);
   const Sizes repeats = call.integers(1);
@@ -161,7 +161,7 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
 /// Finds the factors (einsum index letters) that both shapes of a reshape share. Walks both shapes,
 /// major dimension first. The two current dimensions get a common factor, whose size is the
 /// greatest common divisor of their remaining sizes: (2, 6) -> (4, 3) has the factors 2, 2, 3. If
-/// the divisor is 1, the dimensions up to the next boundary that both shapes have stay unsharded.
+/// the divisor is 1, the dimensions up to the next boundary that both shapes have are not sharded.
 class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
@@ -330,7 +330,7 @@ Table view_table() {
 
 // The rules of select_backward and others, which write a gradient into zeros, and of select_scatter
 // and others, which write a tensor into a copy of self. The dimension in which the operators select
-// positions stays unsharded.
+// positions is not sharded.
 
 namespace {
 

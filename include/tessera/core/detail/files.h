@@ -53,7 +53,7 @@ class AtomicFile : tessera::detail::NoCopy {
   std::uint64_t unsynced_ = 0;
 };
 
-/// Returns `path` as an absolute path, which stays valid after a chdir(). An empty path stays
+/// Returns `path` as an absolute path, which remains valid after a chdir(). An empty path remains
 /// empty. `path` is returned unchanged if the working directory no longer exists.
 std::filesystem::path absolute_path(const std::filesystem::path& path);
 
