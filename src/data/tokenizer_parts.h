@@ -80,7 +80,7 @@ struct AddedToken {
   std::string content;
   TokenId id = 0;
   bool normalized = false;  ///< whether the token is searched for in the normalized text
-  bool special = false;     ///< whether the token decodes to nothing
+  bool special = false;     ///< whether the token decodes to an empty text
 };
 /// Reads an AddedToken, except its id, from a JSON object. `special`: the value of
 /// AddedToken::special if the JSON object has no member "special".

@@ -136,7 +136,7 @@ struct SquareProducts {
   }
 };
 
-/// Doubles the matrices' size until a product takes kProductSeconds or the size is the maximum.
+/// Doubles the size of the matrices until a product takes kProductSeconds, up to the maximum size.
 SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   const std::int64_t most = device.is_cpu() ? 4096 : 8192;
   for (std::int64_t size = 256;; size *= 2) {

@@ -22,7 +22,7 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-/// Returns a number as JSON; null if the number is unknown, as 0 would look like a measured value.
+/// Returns a number as JSON. An unknown number is null, because 0 would look like a measured value.
 ordered_json optional_number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }

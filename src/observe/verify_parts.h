@@ -22,7 +22,7 @@ struct SeenTensor {
   std::string caller{};  ///< FQN of the module that called the module `fqn`
   int call = 0;          ///< index of the module call in the run, from 1; 0: no module call
   int parent = 0;        ///< index of the enclosing module call; 0: none
-  /// Whether the tensor is an input of the call. Inputs are used only to find a cause.
+  /// Whether the tensor is an input of a module call. Inputs only help to find a cause.
   bool is_input = false;
 };
 

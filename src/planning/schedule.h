@@ -34,7 +34,7 @@ class Schedule final : public comm::Streams {
   Schedule(const std::optional<Machine>& machine, bool lanes)
       : machine_(machine), has_lanes_(lanes) {}
 
-  /// Adds an operator that was called in phase `phase` of the step, such as forward.
+  /// Adds an operator to the schedule. `phase`: the phase of the step, such as forward.
   void run(const kernels::FakeCall& call, observe::MemoryPhase phase);
   comm::WorkPtr start(const comm::FakeCollective& call);
   /// Begins a step, and discards the times of the previous step.

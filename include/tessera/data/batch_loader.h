@@ -94,8 +94,8 @@ struct BatchOptions {
   std::int64_t batch = 1;  ///< number of sequences per step, over all ranks
   /// Seed of the shuffle; nullopt: no shuffle. Each pass over a source of samples has a new order.
   std::optional<std::uint64_t> shuffle = std::nullopt;
-  /// The token that ends a document. Positions restart after this token. The token's target would
-  /// belong to the next document, and is therefore -100, which the loss ignores.
+  /// The token that ends a document. Token positions restart at 0 after this token. The token's
+  /// target would belong to the next document, and is therefore -100, which the loss ignores.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 

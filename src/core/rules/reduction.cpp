@@ -286,7 +286,7 @@ Table scan_table() {
 }
 
 // The rules of losses. Samples can be sharded; classes are not sharded. The mean over all samples
-// is not computed from the shards' means, because shards can differ in size.
+// is not computed from the shards' means, because shards can have different sizes.
 
 namespace {
 
@@ -355,7 +355,7 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
     return std::nullopt;
   }
   // Without a reduction (kNone) the gradient of the loss has one element for each sample. With a
-  // reduction the gradient is a scalar.
+  // reduction this gradient is a scalar.
   if (call.tensor(0).ndim() > 0) {
     input_of(rule, call.tensor_index(0)) = factors.target;
   }
