@@ -149,13 +149,13 @@ void check_all_match(const std::string& pattern, const std::string& prefix,
     return;
   }
   const std::string below = pattern.substr(prefix.size() + 1);
-  fail("parallelize_module: the pattern '", pattern, "' matches inside ", found, " of the ",
-       found + missed.size(), " modules of one class that '", prefix, "' matches, but not inside '",
+  fail("parallelize_module: the pattern '", pattern, "' finds a module in ", found, " of the ",
+       found + missed.size(), " modules of one class at '", prefix, "', but none in '",
        missed.front()->fqn, "', whose children are [",
        fmt::format("{}", fmt::join(missed.front()->module->named_children().keys(), ", ")),
        "]; correct the pattern, list the modules instead of the wildcard (for example [0-2]), or "
        "write '**.",
-       below, "' to match wherever possible");
+       below, "' to skip modules without a match");
 }
 
 /// Whether the segment has wildcards other than "**", which stands for any number of segments.

@@ -65,7 +65,7 @@ void declare(CLI::App& app, TokenizeOptions& o) {
   app.add_flag("--eos,!--no-eos", o.eos, "Put the end token after documents (yes)");
   app.add_option(
          "--eos-token", o.eos_token,
-         "The end token's id or text (the tokenizer's, or eos_token_id in --tokenizer's folder)")
+         "Id or text of the end token (the tokenizer's, or eos_token_id in --tokenizer's folder)")
       ->option_text("ID|TEXT");
   app.add_option("--shard-tokens", o.shard_tokens, "Tokens per shard (100000000)")
       ->check(number_between(1, kMostTokens));

@@ -275,7 +275,8 @@ void check_tensor_name(std::string_view name) {
 /// other values, in an unsigned type.
 std::int64_t natural_number(const nlohmann::json& value, const char* what) {
   TESSERA_CHECK(value.is_number_unsigned(), what, ": ",
-                value.is_number() ? value.dump() : value.type_name(), " is not a natural number");
+                value.is_number() ? value.dump() : value.type_name(),
+                " is not an integer of at least 0");
   const auto number = value.get<std::uint64_t>();
   TESSERA_CHECK(std::in_range<std::int64_t>(number), what, ": ", number, " is too large");
   return static_cast<std::int64_t>(number);

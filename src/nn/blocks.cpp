@@ -88,8 +88,9 @@ AttentionOptions detail::completed(AttentionOptions options) {
                 "an Attention with qk_norm_over_heads ",
                 options.qk_norm ? "and fused_qkv" : "but without qk_norm",
                 " is invalid; qk_norm_over_heads needs qk_norm and separate projections");
-  TESSERA_CHECK(options.window == 0 || options.causal, "an Attention with a window of ",
-                options.window, " is not causal; set causal, or pass a mask in the call");
+  TESSERA_CHECK(options.window == 0 || options.causal, "an Attention got a window of ",
+                options.window,
+                " without causal; set causal, or leave out the window and pass a mask");
   return options;
 }
 
@@ -164,8 +165,8 @@ Attention::Heads Attention::turned(const Heads& heads, const AttentionInputs& in
 at::Tensor Attention::forward(const at::Tensor& x, const AttentionInputs& inputs) {
   check_called();
   const bool folded = x.dim() == 2;
-  TESSERA_CHECK(!folded || inputs.batch > 0, "an Attention was given a folded input of sizes ",
-                x.sizes(), " without the number of sequences; set AttentionInputs::batch");
+  TESSERA_CHECK(!folded || inputs.batch > 0, "an Attention got an input of sizes ", x.sizes(),
+                " (batch * tokens, hidden) without the batch; set AttentionInputs::batch");
   const Heads heads = project(x, inputs);
   const at::Tensor mixed =
       attend(heads.q.transpose(1, 2), heads.k.transpose(1, 2), heads.v.transpose(1, 2), inputs)

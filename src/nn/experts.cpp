@@ -225,9 +225,10 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
                : tensor;
   };
   const at::Tensor logits = local((*gate_)(rows)), x = local(rows);
-  TESSERA_CHECK(logits.size(0) == x.size(0) && logits.size(1) == options_.experts, "the router of ",
-                options_.experts, " experts returned sizes ", logits.sizes(), " for ", x.size(0),
-                " rows of this rank; use a router style that returns distributed tensors");
+  TESSERA_CHECK(
+      logits.size(0) == x.size(0) && logits.size(1) == options_.experts, "the router of ",
+      options_.experts, " experts returned sizes ", logits.sizes(), " for ", x.size(0),
+      " rows of this rank; parallelize the router so that it returns a distributed tensor");
   const Routing routing = route(logits);
   record(logits, routing, over);
   at::Tensor result = mix(x, routing, distributed);

@@ -257,10 +257,11 @@ class LayoutSearch {
 
   void check() const {
     const SearchSpace& s = search_.space;
-    TESSERA_CHECK(is_laid_out_, s.ranks,
-                  " ranks can't be laid out: no tensor-parallel degree of at most ", most_tp(s),
-                  " divides the number of ranks and suits the model and the given degrees; pass "
-                  "fewer degrees, or another number of ranks");
+    TESSERA_CHECK(
+        is_laid_out_, s.ranks, " ranks can't be laid out: no tensor-parallel degree of at most ",
+        most_tp(s),
+        " divides the number of ranks and suits the model and the other parallel degrees; "
+        "leave out some degrees, or pass another number of ranks");
     if (search_.found.empty()) {
       const auto& [layout, reason] = search_.refused.front();
       fail(s.ranks, " ranks: no layout can be planned: ", detail::name_of(layout), ": ", reason);

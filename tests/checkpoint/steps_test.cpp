@@ -318,7 +318,7 @@ TEST(HostileManifest, IsRefusedForInvalidContent) {
     const char* error;
   };
   const std::vector<Case> cases = {
-      {"/files/0/bytes", -1, "the size of a file: -1 is not a natural number"},
+      {"/files/0/bytes", -1, "the size of a file: -1 is not an integer of at least 0"},
       {"/files/0/bytes", kLargest, "is too large"},
       {"/files/0/bytes", std::int64_t{1} << 62, "a number of checksums that does not fit"},
       {"/files/0/crc32c", "", "' has no checksums"},

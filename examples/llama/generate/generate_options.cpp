@@ -39,7 +39,7 @@ void declare(CLI::App& app, GenerateOptions& o) {
   app.add_option("--temperature", sampling.temperature,
                  "0: always choose the likeliest token (0.8)")
       ->check(number_between(0, 1e6));
-  app.add_option("--top-k", sampling.top_k, "Sample from the k likeliest tokens; 0: from all (0)")
+  app.add_option("--top-k", sampling.top_k, "Sample from the k likeliest tokens; 0: all tokens (0)")
       ->check(number_of_at_least_0());
   app.add_option("--top-p", sampling.top_p,
                  "Sample from the likeliest tokens that have this total probability (1.0)")

@@ -318,8 +318,9 @@ StorePtr connect_to(const MeetingPlace& place, const JobVariables& job,
     throw PeerError(detail::concat("rank ", job.rank, " of ", job.size,
                                    " cannot reach the store of rank 0 at ", job.address, ":",
                                    job.port, ": ", first_line(error.what()),
-                                   "; check that rank 0 runs and that this host knows the address, "
-                                   "or set GLOO_SOCKET_IFNAME to an interface of the network"));
+                                   "; check that rank 0 runs and that this host resolves the "
+                                   "address, or set GLOO_SOCKET_IFNAME to the network interface "
+                                   "that connects the hosts"));
   }
 }
 

@@ -507,9 +507,9 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
                              c10::IntArrayRef documents) {
   const auto count = std::ssize(firsts);
   TESSERA_CHECK(q.dim() == 4 && k.dim() == 4 && count > 0 && q.size(kTokensDim) % count == 0,
-                "chunked attention: ", count, " chunks were passed with queries of sizes ",
-                q.sizes(), " and keys of sizes ", k.sizes(),
-                "; pass (batch, heads, tokens, width) and chunks of equal length");
+                "chunked attention: queries of sizes ", q.sizes(), " and keys of sizes ", k.sizes(),
+                " do not fit ", count, " chunks; pass (batch, heads, tokens, width) tensors, with ",
+                "query tokens divisible by the number of chunks");
   if (!documents.empty()) {
     check_documents(k, documents);
   }

@@ -77,10 +77,10 @@ bool has_consecutive_columns(const ShardingSpec& spec, int dim) {
 }
 
 void check_consecutive_columns(const ShardingSpec& spec, int dim) {
-  TESSERA_CHECK(has_consecutive_columns(spec, dim),
-                "cross_entropy: a rank's columns of the vocabulary, laid out as ",
-                to_string(*spec.layout), ", are not consecutive; redistribute the tensor to Shard(",
-                dim, ")");
+  TESSERA_CHECK(has_consecutive_columns(spec, dim), "cross_entropy: the logits are laid out as ",
+                to_string(*spec.layout),
+                ", so a rank's columns are not consecutive; redistribute the logits to Shard(", dim,
+                ")");
 }
 
 VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim) {
