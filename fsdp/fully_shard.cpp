@@ -1,5 +1,6 @@
-// The public functions of fully_shard.h check their arguments and call units. unit_spec.cpp decides
-// what a unit contains, attach.cpp makes a unit, and unit.cpp has the unit's hooks.
+// The public functions of fully_shard.h check their arguments, and then call functions of FSDP
+// units. unit_spec.cpp decides what a unit contains, attach.cpp makes a unit, and unit.cpp has the
+// unit's hooks.
 
 #include <c10/util/Exception.h>
 

@@ -77,7 +77,8 @@ std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
 /// Computes the CRC-32C of each 1 MiB block of a file that is written from start to end.
 class GranuleSums {
  public:
-  /// Adds the bytes at `offset` of the file. Throws Error unless earlier bytes end at `offset`.
+  /// Adds `bytes`, which are at `offset` of the file, to the sums. Throws Error unless the bytes of
+  /// the previous call end at `offset`.
   void add(std::uint64_t offset, std::span<const std::byte> bytes);
 
   std::uint64_t bytes() const { return bytes_; }

@@ -90,7 +90,7 @@ GroupedLinear::GroupedLinear(std::int64_t experts, std::int64_t in_features,
 at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
                                   bool rows_are_split) {
   at::Tensor own = weight;
-  comm::WorldPtr ranks;  // ranks that compute different rows; nullptr if the weight is plain
+  comm::WorldPtr ranks;  // ranks with different rows of x; nullptr if the weight is a plain tensor
   if (tessera::is_distributed(own)) {
     const DistributedTensor distributed(own);
     ranks = distributed.mesh().world();

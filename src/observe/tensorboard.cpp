@@ -154,8 +154,8 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::i
                   path_.string(), "': ", std::strerror(errno), "; pass a writable folder");
   }
   write_event(event_of(0, bytes_field(3, "brain.Event:2")));
-  // A SessionLog with status = 1 (START) makes TensorBoard ignore older values of this step and
-  // later steps.
+  // A SessionLog with status = 1 (START) makes TensorBoard ignore the values that the file
+  // already has for `first_step` and later steps.
   write_event(event_of(first_step, bytes_field(7, integer_field(1, 1))));
 }
 

@@ -431,7 +431,8 @@ struct OfRanks {
   }
 };
 
-/// Gathers the findings of all ranks: first rank 0's tensors in their order, then other tensors.
+/// Gathers the findings of all ranks. The result has the tensors of rank 0 first, in the order of
+/// rank 0's list, and then the tensors that only other ranks found.
 std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   // Findings are sent as CBOR, because JSON text cannot represent infinity.
   std::string text;

@@ -207,7 +207,6 @@ at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   return pair[0].masked_fill(pair[1].gt(0.0), std::nan(""));
 }
 
-/// Returns the sum of `value` over all ranks. A sum needs no NaN marker.
 at::Tensor reduce_sum(const DeviceMesh& mesh, at::Tensor value) {
   all_reduce(mesh, value, ReduceOp::kSum);
   return value;

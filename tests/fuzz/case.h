@@ -155,7 +155,7 @@ struct StyleSpec {
   bool local = false;
   bool takes_part = false;  ///< kRowwise: a plain input is this rank's shard
   std::int64_t dim = 1;     ///< kSequence: the tensor dimension to shard
-  std::int64_t parts = 1;   ///< kFusedColwise: number of equal parts
+  std::int64_t parts = 1;   ///< kFusedColwise: number of equal parts of the output
 };
 
 struct PlanEntry {

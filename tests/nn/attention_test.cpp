@@ -404,7 +404,7 @@ TEST(AttentionBlock, RefusesInvalidOptions) {
     EXPECT_ERROR(Attention({.hidden = 12, .heads = 4, .dropout = dropout}), "dropout of");
   }
   testing::Filled<Attention> attention({.hidden = 12, .heads = 4});
-  EXPECT_ERROR(attention(input(12).flatten(0, 1)), "folded", "AttentionInputs::batch");
+  EXPECT_ERROR(attention(input(12).flatten(0, 1)), "[10, 12]", "AttentionInputs::batch");
 }
 
 TEST(Mlps, MatchTheFormulas) {

@@ -106,7 +106,8 @@ TEST(Estimate, FromFewLayersMatchesTheWholeModel) {
   }
 }
 
-/// Returns a search over all layouts of four ranks, with estimates from plans of shallow models.
+/// Returns a search over all layouts of four ranks. Each estimate uses plans of models with few
+/// layers.
 planning::SearchSpace space_of(const planning::Machine& machine) {
   planning::PlanOptions options = on_h100s();
   options.machine = machine;

@@ -93,8 +93,8 @@ class Hooked : public Module<Hooked<Holder>>,
   template <class... Args>
   explicit Hooked(Args&&... args)
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
-  /// Wraps the existing `module`, for nn::adopt. `classes`: functions, made from kSlotMembers, that
-  /// find the parameters of other module classes inside `module`.
+  /// Wraps the existing `module`, for nn::adopt. `classes` has a function for each further module
+  /// class with kSlotMembers; the function finds the parameters of that class inside `module`.
   Hooked(std::shared_ptr<Held> module, std::vector<detail::FindMembers> classes)
       : held_(std::move(module)), taken_(detail::claim_module(*held_)) {
     classes.push_back(&detail::find_members<Held>);

@@ -51,9 +51,9 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
 
 /// The norm and the clip factor that clip_factor() returns, on the device of the gradients.
 struct ClipFactor {
-  at::Tensor norm;  ///< the norm before clipping: plain, 0-d fp32
-  /// The clip factor: plain, 0-d fp64. NaN if the norm is NaN or infinite; Optimizer::step(factor)
-  /// then skips the step.
+  at::Tensor norm;  ///< the norm before clipping: a plain 0-d fp32 tensor
+  /// The clip factor: a plain 0-d fp64 tensor, NaN if the norm is NaN or infinite. See
+  /// Optimizer::step(factor) for the effect of NaN.
   at::Tensor factor;
 };
 

@@ -69,7 +69,7 @@ struct RankPlan {
   RankKind kind{};
   std::vector<std::int64_t> coordinate{};  ///< mesh coordinate of the first rank of the RankKind
   observe::StepMemory memory{};
-  std::optional<StepTime> time{};  ///< the time of the step; set only with a machine
+  std::optional<StepTime> time{};  ///< the time of the step; nullopt without PlanOptions::machine
   /// The estimated metrics: comm and, with a machine, step_time_s, tokens_per_s, tflops and mfu.
   /// Other fields are not set.
   observe::StepMetrics metrics{};

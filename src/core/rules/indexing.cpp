@@ -52,8 +52,9 @@ void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   }
 }
 
-/// Declares the output of an operator that writes tensor `source` into tensor `self`. Also declares
-/// which Partial inputs give a Partial output. `source` < 0: the operator writes a number.
+/// Declares the output of an operator that writes the tensor argument with index `source` into the
+/// one with index `self`. Also declares which Partial inputs give a Partial output. If the index
+/// `source` is negative, the operator writes a number.
 void add_written(ShardingRule& rule, int self, int source, Write write) {
   rule.outputs.push_back(input_of(rule, self));
   if (write == Write::kAdd) {

@@ -153,7 +153,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   }
   const int a_matrix = std::min(a_ndim, 2), b_matrix = std::min(b_ndim, 2);
 
-  OpCall batch = call;  // the call with only the tensors' leading dimensions
+  OpCall batch = call;  // `call` without the matrix dimensions of its tensors
   batch.tensors[static_cast<std::size_t>(a)].sizes.resize(
       static_cast<std::size_t>(a_ndim - a_matrix));
   batch.tensors[static_cast<std::size_t>(b)].sizes.resize(

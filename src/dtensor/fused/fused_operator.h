@@ -165,8 +165,8 @@ class RecomputableNode : public FusedNode {
     int backward = -1;
     at::Tensor result;
     variable_list gradients = {};  ///< gradients of the inputs
-    at::Tensor gradient = {};      ///< gradient of the result, for which `gradients` were computed
-    std::uint32_t writes = 0;      ///< version counter of `gradient` when `gradients` were computed
+    at::Tensor gradient = {};  ///< the result's gradient, from which backward computed `gradients`
+    std::uint32_t writes = 0;  ///< version counter of `gradient` when `gradients` were computed
   };
   Recomputed compute_for(const at::Tensor& gradient, int backward);
 

@@ -34,7 +34,7 @@ enum class Trait : std::uint8_t {
   kReadsOneValue,  ///< the operator returns one value to the host; a StrictScope permits this
   // Traits of operators with a number argument that must not be applied to terms of a Partial sum:
   kNumberBesideSum,  ///< the number does not scale the sum, as in masked_fill
-  kDivides,          ///< the operator divides by the number, which may be zero
+  kDivides,          ///< the operator divides by the number argument, which may be zero
   kFailsByElement,   ///< the operator throws on ranks that have an invalid index or value
 };
 

@@ -222,7 +222,7 @@ void implement_composite_kernels(torch::Library& library) {
 }
 
 // Registers the kernels of this file on all dispatch keys through which a call may arrive. Above
-// autograd, composite operators are decomposed; below autograd, reshape is an operator with a plan.
+// autograd, libtorch decomposes composite operators. Below autograd, reshape has a call plan.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_composite_kernels(library);
 }

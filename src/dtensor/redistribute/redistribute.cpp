@@ -84,8 +84,8 @@ struct StepDigit {
     return {layout, dim, static_cast<std::size_t>(digit - digits.begin())};
   }
 
-  /// Returns how many positions of the Digit (factor of a tensor dimension's size) this rank has
-  /// after an all-gather over `mesh_dims`, the last mesh dimensions that split the Digit.
+  /// Returns this rank's length along the Digit (a factor of the dimension's size) after an
+  /// all-gather over `mesh_dims`, the last mesh dimensions over which the Digit is sharded.
   std::int64_t gathered_extent(c10::IntArrayRef sizes, const DeviceMesh& mesh,
                                const std::vector<int>& mesh_dims) const {
     const Digit& own = layout->digits(dim)[digit];

@@ -16,7 +16,7 @@ namespace tessera::detail {
 
 /// Properties that follow from the sizes and strides of a spec, computed once for each spec.
 struct Geometry : ShapeGeometry {
-  /// Always equal, so that a comparison of two specs ignores their Geometry.
+  /// Returns true, so that a comparison of two specs ignores their Geometry.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };
 

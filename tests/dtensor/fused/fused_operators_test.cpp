@@ -351,7 +351,7 @@ TEST(ChunkedAttention, RefusesInvalidChunksAndDocuments) {
   const at::Tensor q = values({1, 2, 6, 8}), kv = values({1, 2, 12, 8});
   EXPECT_ERROR(detail::chunked_attention(q, kv, kv, {0, 10}), "3 queries begins at position 10",
                "12 keys");
-  EXPECT_ERROR(detail::chunked_attention(q, kv, kv, {0, 1, 2, 3}), "4 chunks", "equal length");
+  EXPECT_ERROR(detail::chunked_attention(q, kv, kv, {0, 1, 2, 3}), "4 chunks", "divisible");
 }
 
 }  // namespace

@@ -104,7 +104,8 @@ void run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
 void check_replicated(const DeviceMesh& mesh, std::string_view what,
                       const std::vector<at::Tensor>& tensors);
 
-// Functions that record which module forwards this thread runs, for messages with TESSERA_DEBUG=1.
+// With TESSERA_DEBUG=1, messages name the module whose forward this thread runs. These functions
+// record the module.
 
 /// Records that the forward of the module with FQN `fqn` begins. The caller must call
 /// pop_module_name() when the forward ends.

@@ -104,11 +104,11 @@ std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const PlanOptions& options);
 
 /// Estimates layouts with every tp within a node, each kind of activation checkpointing, and ZeRO-2
-/// and ZeRO-3. If a layout fits only if all its blocks are checkpointed, also adds the layout with
-/// the fewest checkpointed blocks that fits, with an interpolated estimate. If no layout fits,
-/// tries more micro-batches. For sequences of 16384 tokens or more, or if still no layout fits,
-/// tries cp of 2, 4 and 8. The fields that SearchSpace::fixed names are not changed. Throws Error
-/// if no layout can be planned.
+/// and ZeRO-3. If a layout fits into memory with all blocks checkpointed, but not without
+/// checkpointing, the result also has the layout with the smallest number of checkpointed blocks
+/// that fits; its estimate is interpolated. If no layout fits, tries more micro-batches. For
+/// sequences of 16384 tokens or more, or if still no layout fits, tries cp of 2, 4 and 8. The
+/// fields that SearchSpace::fixed names are not changed. Throws Error if no layout can be planned.
 Search search(const SearchSpace& space);
 
 }  // namespace tessera::planning
