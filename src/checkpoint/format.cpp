@@ -21,8 +21,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// Returns how many leading dimensions a loop over the contiguous ranges of a block must iterate.
-/// For each index in these dimensions, the block has one contiguous range.
+/// Returns the number k such that each index of the first k dimensions of a block selects one
+/// contiguous range of the tensor.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {

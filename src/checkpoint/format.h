@@ -104,8 +104,8 @@ const SafetensorsDtype* find_dtype(c10::ScalarType type);
 /// product of the nonzero sizes overflows 64 bits.
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype);
 
-/// Whether UTF-8 text has a control character or a bidirectional override, which could break the
-/// line of a message or make a terminal display a different name.
+/// Whether UTF-8 text has a control character or a bidirectional override. Such a character could
+/// start a new line in a message or make a terminal display a different name.
 bool has_control_character(std::string_view text);
 
 /// Returns JSON as ASCII text for messages, because JSON from a file can contain any characters.
@@ -126,8 +126,8 @@ std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const cha
 
 /// Writes a safetensors file block by block, so that only one block is in memory. The constructor
 /// creates a temporary file next to `path` and reserves its disk space. finish() renames the file
-/// to `path`. Without finish(), the destructor or the next writer of `path` removes the file.
-/// Hugging Face's safetensors library would write the same bytes. Not thread safe.
+/// to `path`. Without finish(), the destructor or the next writer of `path` removes the temporary
+/// file. The bytes equal those that Hugging Face's safetensors library writes. Not thread safe.
 class SafetensorsWriter {
  public:
   struct Item {

@@ -178,8 +178,8 @@ struct Difference {
     const at::Tensor x = a.to(a.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor y = b.to(b.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
-    // at::equal() has already found that integer blocks differ. After the conversion to double,
-    // different integers above 2^53 can be equal.
+    // at::equal() has found that integer blocks differ. `same` can miss this difference, because
+    // different integers above 2^53 can be equal as doubles.
     found = found || c10::isIntegralType(a.scalar_type(), /*includeBool=*/true) ||
             !same.all().item<bool>();
     const double infinity = std::numeric_limits<double>::infinity();

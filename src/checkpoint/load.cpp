@@ -193,8 +193,8 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
 StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
   std::string text;
-  // Checksums are required if Tessera saved the step, but not for shards that PyTorch wrote. Only
-  // rank 0 knows which program wrote the step.
+  // A step that Tessera saved must have checksums; shards that PyTorch wrote need none. Only rank 0
+  // knows the writer, so only rank 0 throws an error for missing checksums.
   Checksums checksums = Checksums::kOptional;
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {
@@ -219,8 +219,8 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
 struct Filling {
   StateEntry entry;
   std::string name;
-  /// The other names of a tied parameter in the checkpoint; not empty only if the saved model had
-  /// separate (untied) parameters under these names.
+  /// The other names of a tied parameter; empty unless the checkpoint has separate (untied) tensors
+  /// under these names.
   std::vector<std::string> copies;
 };
 
@@ -338,8 +338,8 @@ class Comparison {
   std::vector<std::string> different_;
   std::set<std::string> known_;
   std::vector<Filling> fillings_;
-  /// The parameters of which the load leaves elements unchanged. The value says whether the
-  /// parameter was initialized before the load.
+  /// Parameters that the load does not fill completely. The value says whether the parameter was
+  /// initialized before the load.
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 

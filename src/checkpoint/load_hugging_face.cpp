@@ -152,7 +152,7 @@ struct FileTensor {
   std::string name;
 };
 
-/// Returns the model's name for a tensor name in the files; "" if the load skips the tensor.
+/// Converts a tensor's name in the files to its name in the model. Returns "" to skip the tensor.
 using ModelName = std::function<std::string(const std::string& tensor)>;
 
 /// Returns the files' tensors by their names in the model. Throws Error if a name occurs twice.

@@ -27,8 +27,8 @@ using nlohmann::json;
 /// bounds the time for an untrusted manifest. A tensor of 300 x 300 chunks needs fewer comparisons.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
-/// Returns the dimension in which a tensor's stored blocks (chunks) have the most distinct offsets,
-/// because the fewest blocks overlap in this dimension.
+/// Returns the dimension with the largest number of different chunk offsets. If the chunks are
+/// sorted by this dimension, the fewest pairs of chunks must be compared.
 std::size_t widest_dim(const ManifestTensor& tensor) {
   std::size_t widest = 0;
   std::size_t most = 0;

@@ -50,8 +50,6 @@ std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::Parame
   return stored;
 }
 
-/// Adds a StateEntry for each tensor in files that stores all or a part of `tensor`, a parameter or
-/// optimizer state. The name in files is `prefix` + FQN + `suffix`.
 void add_entries(std::vector<StateEntry>& entries, const NamedParameter& parameter,
                  const at::Tensor& tensor, const std::string& prefix, const std::string& suffix) {
   const std::size_t begin = entries.size();

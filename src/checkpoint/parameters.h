@@ -97,9 +97,8 @@ struct StoredTensor {
 /// the parameter's module ("layers.0.qkv.weight" is stored as "layers.0.q.weight" and so on).
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot);
 
-/// A tensor in a checkpoint, and the model or optimizer tensor of which it stores all or a part.
-/// The parts of a fused parameter are stored separately, so that models with and without fusion can
-/// load them.
+/// A checkpoint tensor, and the model or optimizer tensor whose values it stores. A fused parameter
+/// has one StateEntry for each part, so that models with and without fusion can load the parts.
 struct StateEntry {
   nn::SlotPtr slot;          ///< for optimizer state, the slot of its parameter
   bool is_parameter = true;  ///< true for a parameter or buffer, false for optimizer state

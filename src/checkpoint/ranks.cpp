@@ -260,7 +260,7 @@ void check_gatherable(const at::Tensor& tensor, const std::string& name) {
 
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit, std::int64_t round_elements) {
-  // The result of is_whole() is equal on every rank, so all ranks or none call the collective.
+  // is_whole() returns the same value on every rank, so either all ranks call run() or none does.
   if (!is_whole(tensor)) {
     Gather(tensor, dtype, world, device, visit).run(round_elements);
   } else if (world.rank() == 0) {

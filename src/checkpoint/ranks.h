@@ -19,8 +19,8 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// Returns the process group of all ranks. Saves and loads reach rank 0 through this group, even
-/// from ranks whose meshes do not contain rank 0. The first call is collective.
+/// Returns the process group of all ranks. Saves and loads communicate with rank 0 over this group,
+/// because a mesh need not contain rank 0. The first call is collective.
 comm::CommunicatorPtr all_ranks(comm::World& world);
 
 /// Returns a CPU process group of all ranks, used only by sharded saves: a background save uses
@@ -35,8 +35,8 @@ void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);
 
 /// Like run_or_fail_on_all(), for work that reads the files of a saved step. All ranks throw
-/// DamagedStep if bytes do not match their checksums, or if neither the failed rank nor rank 0
-/// finds a file. All ranks throw a plain Error if a file exists but cannot be read.
+/// DamagedStep if bytes do not match their checksums, or if a file is missing both for the rank
+/// that failed and for rank 0. All ranks throw a plain Error if a file exists but cannot be read.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
 /// A function that gather_blocks() calls on rank 0 with a block of a global tensor. The block
@@ -50,9 +50,10 @@ void check_gatherable(const at::Tensor& tensor, const std::string& name);
 
 /// Sends a plain or distributed tensor to world rank 0, converted to `dtype`. On rank 0, `visit`
 /// receives every element exactly once, in blocks of bounded size. If several ranks have the same
-/// shard, one of them sends the shard. All submeshes of a mesh must have equal values. Collective
-/// over `world`, unless every rank has the whole tensor. `device`: the device of the sent tensors.
-/// `round_elements`: approximate number of elements that rank 0 receives at once.
+/// shard, one of them sends the shard. If the mesh is a slice of a larger mesh, all slices must
+/// have equal values. Collective over `world`, unless every rank has the whole tensor. `device`:
+/// where tensors are sent from. `round_elements`: approximate number of elements that rank 0
+/// receives at once.
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit,
                    std::int64_t round_elements = std::int64_t{64} << 20);

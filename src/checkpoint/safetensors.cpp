@@ -286,8 +286,8 @@ HeaderPlan plan_header(std::vector<Item> items,
   return plan;
 }
 
-// RunReader reads nearby byte ranges together. A shard of columns has thousands of short ranges:
-// one system call per range would take longer than reading the gaps between the ranges.
+// RunReader reads neighbouring byte ranges, and the gaps between them, with one system call. A
+// column-wise shard has thousands of short ranges: one system call per range would take longer.
 
 /// Reads byte ranges of a file into consecutive memory. The ranges must be in ascending order.
 class RunReader {
@@ -584,8 +584,6 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::int6
                 c10::toString(entry.dtype), ": convert the tensor first");
   const std::span<const std::int64_t> sizes(block.sizes().data(), block.sizes().size());
   check_block(entry.sizes, offset, sizes);
-  // Conjugated and negated views are resolved, because the bytes of such views differ from the
-  // values.
   const auto local = block.detach().resolve_conj().resolve_neg().cpu().contiguous();
   impl_->count(name, local.nbytes());
   std::span bytes(static_cast<const std::byte*>(local.const_data_ptr()), local.nbytes());

@@ -33,8 +33,8 @@ namespace {
 
 using nlohmann::json;
 
-// A SavePlan says which rank writes which blocks, and from which memory. The plan depends only on
-// the layouts, so every rank computes the plan of all ranks, without communication.
+// A SavePlan says which rank writes which blocks, and where these blocks are in the local tensors.
+// A SavePlan depends only on the layouts: every rank computes all of it without communication.
 
 /// Consecutive rows of a stored block (chunk), and where these rows are in the rank's local tensor.
 struct ChunkRows {
@@ -72,8 +72,8 @@ struct Holders {
   std::vector<int> ranks;  ///< world ranks that have the shard, in ascending order
 };
 
-/// The mesh of a tensor can be one of several equal slices of a root mesh. Returns, for each
-/// position in `mesh`, the ranks that have this position in any of these slices.
+/// The root mesh can have several slices of the same shape as `mesh`. Returns, for each coordinate
+/// in `mesh`, the ranks that have this coordinate in any slice.
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   const std::vector<int>& root_ranks = root.ranks();
@@ -224,9 +224,9 @@ void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
   }
 }
 
-/// Assigns each block to a rank, which writes the block: the rank with the fewest bytes to write
-/// among the ranks that have the block. Blocks that only one rank has are assigned first, then
-/// large blocks; small blocks then even out the differences between ranks.
+/// Chooses the rank that writes each block: among the ranks that have the block, the rank with the
+/// fewest bytes so far. Blocks that only one rank has come first, then the other blocks from large
+/// to small, so that small blocks even out the differences between ranks.
 void choose_ranks(std::vector<PlannedChunk>& chunks, const std::vector<StateEntry>& entries,
                   int world_size) {
   const auto bytes_of = [&](const PlannedChunk* chunk) {
@@ -301,7 +301,6 @@ FileChunk chunk_of(const PlannedChunk& planned, const StateEntry& entry) {
   return chunk;
 }
 
-/// Returns the files that a rank writes, by name. Their blocks share memory with the saved tensors.
 std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<StateEntry>& entries,
                                    int rank) {
   std::map<std::string, std::vector<FileChunk>> by_name;
@@ -336,7 +335,7 @@ bool survives_text(const json& state) {
 
 /// Returns the JSON path of the first NaN or infinite number: "/loss/0"; "" if there is none.
 std::string path_of_nonfinite(const json& state) {
-  // items() refers to the JSON without owning the JSON, so `flat` must not be a temporary.
+  // nlohmann's items() keeps a reference to `flat`, so `flat` must not be a temporary object.
   const json flat = state.flatten();
   for (const auto& [path, value] : flat.items()) {
     if (value.is_number_float() && !std::isfinite(value.get<double>())) {
@@ -346,8 +345,6 @@ std::string path_of_nonfinite(const json& state) {
   return "";
 }
 
-/// Throws Error for JSON that would differ after a save and a load. `what` names the JSON in the
-/// message.
 void check_storable(const json& state, const std::string& what) {
   const std::string nonfinite = path_of_nonfinite(state);
   TESSERA_CHECK(nonfinite.empty(), what, ": the number at '", nonfinite,

@@ -124,8 +124,8 @@ std::string config_of_export(const std::string& config_json,
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 
-/// Throws Error if readers would ignore the weights of the output head or initialize a new head,
-/// because head and embedding are tied in the configuration but not in the model, or the reverse.
+/// Throws Error if head and embedding are tied in only one of configuration and model. Other
+/// programs would then ignore the head's weights or initialize a new head.
 void check_head(const std::string& config_json, const std::vector<NamedParameter>& parameters,
                 const std::vector<SafetensorsWriter::Item>& items) {
   const auto config = nlohmann::ordered_json::parse(config_json, nullptr,
@@ -275,8 +275,8 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
 }
 
 /// Adds the matrices A and B of an adapter, under names derived from the weight's names in files.
-/// For each part of a fused Linear, files store the whole of A and the part's rows of B. For each
-/// expert, files store the expert's own A and B.
+/// For each part of a fused Linear, the files have a full copy of A and the part's rows of B. For
+/// each expert, the files have the expert's own A and B.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.a, {}}, b{each.b, stored_weights(each)};
   for (StoredTensor& part : b.tensors) {
@@ -355,7 +355,7 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
       rethrow(failure);
       file->finish();
       // adapter_config.json is written last, because a folder with this file counts as an adapter.
-      // An existing adapter_config.json has the same content.
+      // checked_config() has found that an existing adapter_config.json has the same content.
       files::write_file(folder / kAdapterConfig, config);
     }
   });

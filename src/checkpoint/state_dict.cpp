@@ -295,7 +295,7 @@ void fill(comm::World& world, const Source& source, const StateDictOptions& opti
   }
 }
 
-/// Fills the tensors of `items_of` from a state dict. `fills_slots`: true for a model's tensors.
+/// Fills the tensors that `items_of` lists. `fills_slots`: true if a model owns the tensors.
 IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
                                 const StateDictOptions& options, const Items& items_of,
                                 bool fills_slots) {

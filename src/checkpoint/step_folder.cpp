@@ -44,8 +44,6 @@ std::optional<std::int64_t> step_of(const fs::path& folder) {
   return name == detail::step_folder_name(step) ? std::optional(step) : std::nullopt;
 }
 
-/// Returns the step folders in `dir`, the highest step first; none if `dir` does not exist. Throws
-/// Error if `dir` cannot be read, because `dir` may have steps.
 std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
   std::map<std::int64_t, fs::path, std::greater<>> steps;
   std::error_code error;
@@ -95,9 +93,9 @@ void remove_under_marker(const fs::path& folder) {
   std::ranges::for_each(files, remove_file);
 }
 
-/// Throws Error if the saved step cannot be removed. Must be called before the manifest is removed,
-/// so that a step that cannot be removed stays complete. Saves create no subfolders, so a step with
-/// a subfolder is not removed.
+/// Throws Error if the step has a subfolder: no save creates subfolders, so a subfolder may have
+/// other data. Must be called before the manifest is removed, so that a refused step stays
+/// complete.
 void check_removable(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     TESSERA_CHECK(!fs::is_directory(entry.symlink_status()), "it has the folder '",
@@ -107,7 +105,7 @@ void check_removable(const fs::path& folder) {
 }
 
 /// Removes a saved step. The manifest is removed first, because a step without a manifest does not
-/// count as saved. The marker file is last, so that a later save can remove what is left.
+/// count as saved. The marker file is last: by this file a later save recognizes what is left.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
   files::sync_folder(folder);
@@ -268,7 +266,7 @@ void StepFolder::claim() const {
   TESSERA_CHECK(marker_of(path_) == run_id_, "'", path_.string(),
                 "' is the unfinished save of another run: remove the folder first");
   remove_under_marker(path_);
-  files::sync_folder(path_);  // a killed save may have left the marker file unsynced
+  files::sync_folder(path_);  // a killed save may not have synced the marker file
 }
 
 void StepFolder::check_not_there() const {

@@ -42,7 +42,7 @@ class StepFolder {
   void discard() const noexcept;
 
   /// Throws Error if the step has the manifest of another run or step, or a manifest that cannot be
-  /// read. Accepts a damaged manifest, which does not show which run wrote the step.
+  /// read. Accepts a damaged manifest, which cannot show that another run wrote the step.
   void check_withdrawable() const;
   /// Removes the manifest of a step of this run, so that the folder counts as an unfinished save.
   /// Throws the errors of check_withdrawable().

@@ -47,7 +47,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
   }
 }
 
-/// A further thread saves time only if each thread has at least this many bytes to read.
+/// The smallest number of bytes per thread for which another thread saves time.
 constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
 
 void read_piece(const SafetensorsFile& file, const std::string& name,
@@ -61,9 +61,7 @@ void read_piece(const SafetensorsFile& file, const std::string& name,
   }
 }
 
-/// Opens a file of a saved step. Throws Error if the file is missing or has a wrong size, or if a
-/// checksum of its header does not match. The size is checked first: a file of another size is
-/// truncated, or is a different file.
+/// The size is checked first: "wrong size" is the clearest message for a truncated file.
 SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record) {
   const std::filesystem::path path = folder / record.name;
   std::error_code error;

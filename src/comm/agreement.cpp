@@ -1,6 +1,6 @@
 // Small collectives by which ranks compare values and share decisions. They call only functions of
 // Communicator, so every back end supports them. Autograd is disabled in these collectives, so that
-// a graph that the caller records does not contain tensors of a collective.
+// autograd does not record their tensors in the caller's graph.
 
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
@@ -94,9 +94,9 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
   return all;
 }
 
-// Gathers each rank's list `own` by any_rank(), which computes a logical OR of each flag over all
-// ranks. Each rank has one flag that says that the rank takes part, and 64 flags for the bits of
-// each element of `own`. A rank sets only its own flags.
+// Gathers the lists `own` by one logical OR (any_rank()). `flags` has a section for each rank: a
+// flag that says that the rank takes part, and 64 flags for the bits of each element of `own`. A
+// rank sets only flags of its own section.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
   constexpr std::size_t kBits = 64;
@@ -181,7 +181,7 @@ std::string broadcast_text(Communicator& group, c10::Device device, int root,
 
 std::optional<Failure> first_failure(Communicator& group, c10::Device device,
                                      const std::function<void()>& work) {
-  // `work` runs before autograd is disabled, so that `work` has the caller's dispatch keys.
+  // `work` runs before autograd is disabled, so that `work` runs with the caller's autograd mode.
   const std::string own = message_of(work);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A rank that did not fail sends the number of ranks, and a failed rank sends its own number. The

@@ -34,17 +34,17 @@ detail::GroupReduceOp to_c10d(ReduceOp op);
 
 /// Makes a process group for CPU tensors that uses Gloo over TCP. Collective. Only this process
 /// group may use `store`. `address`: this machine's address for other ranks. Reduce-scatter is an
-/// all-to-all and a local sum: libtorch's would send as many bytes as an all-reduce.
+/// all-to-all and a local sum: libtorch's reduce-scatter sends as many bytes as an all-reduce.
 CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const std::string& address);
 
-/// Makes a process group for CUDA tensors that uses `host`, a communicator of CPU tensors, for
-/// ranks that share a GPU: NCCL requires a separate GPU for each rank. A collective copies its
+/// Makes a process group for CUDA tensors of ranks that share a GPU. NCCL does not support such
+/// ranks. `host`: a communicator for CPU tensors, which sends the data. A collective copies its
 /// inputs to pinned memory, and therefore waits for the current CUDA stream. Work::wait() copies
 /// the results to the GPU on the stream that is current in wait().
 CommunicatorPtr make_staged_communicator(CommunicatorPtr host);
 
-/// The Work of a collective that was complete when the function of the collective returned.
+/// The Work of a synchronous collective, which is already complete: wait() returns at once.
 class DoneWork final : public Work {
  public:
   void wait() override {}

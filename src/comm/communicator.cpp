@@ -12,8 +12,6 @@
 namespace tessera::comm {
 namespace {
 
-/// Throws Error with the back end's name: the program may have chosen the back end far away from
-/// this call, for example for a mesh.
 [[noreturn]] void unsupported(const Communicator& communicator, const char* collective) {
   fail(collective, " is not implemented by the communicator '", communicator.name(),
        "'; choose another backend in WorldOptions");
@@ -62,8 +60,8 @@ at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) 
 }  // namespace
 
 // Packs several tensors into one tensor, so that one collective replaces several. Inputs and
-// outputs are copied. Back ends that need no packing (moves_groups_in_place()) override
-// all_gather_group() and reduce_scatter_group().
+// outputs are copied. Back ends for which moves_groups_in_place() is true need no packing, and
+// override all_gather_group() and reduce_scatter_group().
 WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -37,8 +37,8 @@ std::string with_purpose(const char* collective, const std::string& purpose);
 /// Returns the end of the message for a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =
     ": the group's world has ended; make this call before World::shutdown() or ~WorldScope()";
-/// Returns the FNV-1a hash of `text`, which is equal in all processes. `before`: the hash of the
-/// text that precedes `text`.
+/// Returns the FNV-1a hash of `text`, which is equal in all processes. `before`: the hash of a
+/// preceding text; the result is then the hash of both texts together.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
 /// Returns a list of ranks as text: "0, 1, 5".
 std::string join(const std::vector<int>& ranks);

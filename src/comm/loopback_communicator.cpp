@@ -57,8 +57,8 @@ class LoopbackCommunicator final : public Communicator {
     return started("reduce_scatter", inputs);
   }
 
-  // In a FakeMode (planning), this process group stands for an NCCL group, where averages cost no
-  // more than sums.
+  // In a FakeMode (planning), this process group stands for an NCCL group, which computes averages
+  // during a reduction at no extra cost.
   bool averages_while_reducing() const override {
     return size() > 1 && detail::is_included(detail::kFakeModeKey);
   }
@@ -98,9 +98,9 @@ class LoopbackCommunicator final : public Communicator {
   std::string name() const override { return size() == 1 ? "solo" : "loopback"; }
 
  private:
-  /// Whether to copy this rank's data in place of other ranks' data. In a FakeMode (planning),
-  /// floating-point tensors have no values, and a copy would count as an operator of the planned
-  /// step. In a process group of one rank, the copy is a real operator.
+  /// Whether collectives copy this rank's data to the other ranks' parts of outputs. False for
+  /// floating-point tensors in a FakeMode (planning): they have no values, and a copy would count
+  /// as an operator of the step. In a process group of one rank, the copy is the result.
   bool has_values(const at::Tensor& tensor) const {
     return size() == 1 || !detail::is_included(detail::kFakeModeKey) ||
            !(tensor.is_floating_point() || tensor.is_complex());

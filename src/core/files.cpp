@@ -153,7 +153,6 @@ void AtomicFile::reserve(std::uint64_t bytes) {
   }
 }
 
-/// The loop is needed, because pwrite() can write fewer bytes than requested (at most 2 GiB).
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto written = uninterrupted(

@@ -102,7 +102,7 @@ void keep_freed_memory() {
     return;
   }
   // With these limits, glibc keeps free memory at the end of the heap, and allocates blocks up to 1
-  // GiB in the heap. Setting one limit ends glibc's automatic adjustment of both limits.
+  // GiB in the heap. Setting either limit also ends glibc's adjustment of both, so both are set.
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
 #endif

@@ -315,8 +315,8 @@ class CheckedCommunicator final : public Communicator {
       inner_->shutdown(patience);
       return;
     }
-    // Ranks wait for each other in shutdown(). shutdown() is recorded like a collective, so that
-    // messages can name the ranks that have not called shutdown().
+    // shutdown() waits for all ranks. shutdown() is recorded like a collective, so that the message
+    // of a time-out can name the ranks that have not called shutdown().
     recorded("shutdown", [&] {
       inner_->shutdown(patience);
       return done_work();
@@ -383,7 +383,7 @@ class CheckedCommunicator final : public Communicator {
   }
 
   void remember(const char* collective) {
-    // agree_on_calls() compares only collectives that have a purpose, such as "for unit 'a'".
+    // agree_on_calls() compares only collectives with a purpose text, such as "for unit 'a'".
     if (hosts_ != nullptr && !purpose().empty()) {
       history_.add(with_purpose(collective, purpose()));
     }

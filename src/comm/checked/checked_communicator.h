@@ -41,10 +41,10 @@ class LazyHostGroup {
 };
 
 /// Wraps `inner`, the communicator of a back end. The wrapper checks the arguments of each
-/// collective before any byte is sent, counts the collective in `traffic` if the group has several
-/// ranks, and calls `inner`. The wrapper's messages name the process group and the world ranks.
-/// `hosts`: the CPU group over which agree_on_calls() compares the ranks' calls; nullptr if `inner`
-/// compares each call itself.
+/// collective before any byte is sent, counts the collective in `traffic` (unless the group has
+/// only one rank), and calls `inner`. The wrapper's messages name the process group and the world
+/// ranks. `hosts`: the CPU group over which agree_on_calls() compares the ranks' calls; nullptr if
+/// `inner` compares each call itself.
 CommunicatorPtr make_checked_communicator(CommunicatorPtr inner, GroupInfo group,
                                           TrafficCounterPtr traffic,
                                           std::unique_ptr<LazyHostGroup> hosts = nullptr);

@@ -82,7 +82,7 @@ const CudaBackend& cuda_backend() {
 
 namespace {
 
-/// The lanes (streams) of a CPU. Operators on a CPU are complete when they return, so there is
+/// Implements Streams for the CPU. Operators on a CPU are complete when they return, so there is
 /// nothing to wait for, and every event is nullptr.
 class HostStreams final : public Streams {
  public:

@@ -73,8 +73,8 @@ class CudaStreams final : public Streams {
       case Lane::kCompute:
         break;
     }
-    // Lane::kCompute is the current stream. Within a LaneScope, Lane::kCompute is the stream that
-    // was current before the LaneScope.
+    // Lane::kCompute: outside a LaneScope, the current stream; inside, the stream that was current
+    // when the LaneScope began.
     return compute_ ? *compute_ : c10::cuda::getCurrentCUDAStream(device_);
   }
 

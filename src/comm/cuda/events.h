@@ -19,8 +19,8 @@ namespace tessera::comm {
 class EventPool {
  public:
   /// Returns an event for the streams of GPU `device`. The event returns to the pool when its last
-  /// owner releases the event. A stream that waits for an earlier recording of the event is not
-  /// affected when the event is recorded again.
+  /// owner releases the event. The event can be recorded again while a stream still waits for its
+  /// earlier recording: CUDA does not change that wait.
   std::shared_ptr<at::cuda::CUDAEvent> take(c10::DeviceIndex device) {
     return {take_unused(device).release(), [this, device](at::cuda::CUDAEvent* event) {
               const std::lock_guard lock(mutex_);

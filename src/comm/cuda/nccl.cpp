@@ -39,8 +39,8 @@ using std::chrono::milliseconds;
 /// NCCL cannot name the missing ranks.
 constexpr std::chrono::seconds kNcclPatience{30};
 
-/// Disables libtorch's handling of NCCL errors, which prints pages without the collective's name
-/// and ends the process; Tessera's watchdog prints one line. libtorch reads the environment
+/// Disables libtorch's handling of NCCL errors, which prints a very long message that does not name
+/// the collective, and ends the process; Tessera's watchdog prints one line. libtorch reads the
 /// variable when a process group is made. `done` is static, so that setenv() runs only once.
 void leave_errors_to_the_watchdog() {
   static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
@@ -272,8 +272,8 @@ class NcclWork final : public Work {
       throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
                       "; look for the first error among the other ranks");
     }
-    // c10d does not give access to the event that NCCL records. `reached_` is recorded instead, in
-    // the current stream, which already waits for NCCL.
+    // c10d does not give access to the event that NCCL records. Therefore the event `reached_` is
+    // recorded in the current stream, which already waits for NCCL.
     if (!detail::is_captured()) {
       reached_ = event_pool().take(device);
       reached_->record(c10::cuda::getCurrentCUDAStream(device));

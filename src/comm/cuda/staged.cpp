@@ -49,8 +49,8 @@ class StagedWork final : public Work {
     work_->wait();
     work_.reset();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    // The CPU tensors can be destroyed before these copies have run, because the allocator of
-    // pinned memory reuses memory only after copies from the memory are complete.
+    // The CPU tensors may be destroyed before these copies have run: the allocator of pinned memory
+    // does not reuse their memory until the copies are complete.
     for (std::size_t i = 0; i < hosts_.size(); ++i) {
       devices_[i].copy_(hosts_[i], /*non_blocking=*/true);
     }

@@ -1,6 +1,6 @@
 // Collectives over TCP by c10d's Gloo, with three additions. Reductions support every dtype, round
-// a sum only once, and propagate NaN. A collective throws soon after another rank has failed. The
-// process can end while Gloo still waits for other ranks.
+// a sum only once, and propagate NaN. A collective throws soon after another rank has failed. A
+// process can exit while a thread of Gloo still waits for other ranks.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -94,7 +94,7 @@ using std::chrono::milliseconds;
 /// The interval at which a waiting rank checks whether the other ranks are still alive.
 constexpr milliseconds kGlooCheck{200};
 /// How much longer Gloo's time-out is than Tessera's. Gloo must never time out first, because a
-/// rank that reads or writes files can let other ranks wait for long.
+/// rank that reads or writes files can make the other ranks wait for a long time.
 constexpr std::chrono::hours kGlooPatience{24};
 
 /// c10d's process group for Gloo, and whether the process group has failed. Shared by the
@@ -128,8 +128,8 @@ class GlooGroup {
 
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
-    // After a failure no collective starts: a new collective could read the rest of an earlier
-    // message from a connection of Gloo.
+    // After a failure no collective starts: a new collective could receive the remaining bytes of
+    // the failed collective on one of Gloo's connections.
     if (failed_) {
       throw PeerError(describe(group_, collective) +
                       ": the group failed earlier; end this rank and start the job again");
@@ -309,7 +309,6 @@ class GlooCommunicator final : public Communicator {
         std::move(finish));
   }
 
-  // Gloo has no average, so the sum is divided after the collective.
   WorkPtr native_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const auto sum = to_c10d(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
     std::function<void()> finish;

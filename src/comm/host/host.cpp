@@ -39,7 +39,7 @@ struct Launcher {
 };
 
 /// Launchers in order of precedence: tessera-run and torchrun can themselves run under Slurm or
-/// Open MPI. Some functions use the index of tessera-run or Slurm in this array.
+/// Open MPI. Do not reorder: functions refer to tessera-run and Slurm by index.
 constexpr Launcher kLaunchers[] = {
     {"tessera-run or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -160,9 +160,9 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
-/// Returns the time after which a waiting rank prints a line (watchdog): half of the time-out if
-/// the time-out is below a minute, otherwise nullopt. A short time-out is usually set to find a
-/// hang, so the line must come before the time-out ends the job.
+/// Returns the default of TESSERA_WATCHDOG, the time after which a waiting rank prints a line: half
+/// of a time-out below a minute, otherwise nullopt. A short time-out is usually set to find a hang,
+/// so the line must come before the error of the time-out.
 std::optional<std::chrono::milliseconds> half_of(
     const std::optional<std::chrono::milliseconds>& timeout) {
   constexpr std::chrono::minutes kShort{1};
@@ -325,7 +325,7 @@ std::string routable_address(const std::string& peer) {
     return address_of_interface(interface->substr(0, interface->find(',')));
   }
   std::string address = source_address_towards(peer);
-  // The error must be thrown on the misconfigured machine: on other machines, ranks only time out.
+  // The misconfigured machine must throw the error: ranks on other machines would only time out.
   TESSERA_CHECK(!address.empty() && !is_loopback(address) && address != "::1",
                 "the ranks are on several hosts, but this host has only the address '", address,
                 "' towards rank 0's host ", peer,

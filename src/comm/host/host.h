@@ -82,8 +82,8 @@ void read_time_limits(const Variables& variables, JobVariables& job);
 /// empty.
 std::optional<std::string> environment_variable(const std::string& name);
 
-/// To be called after an error that another rank has caused. Under tessera-run, waits half a
-/// second, so that the other rank prints its error first and the launcher ends this rank.
+/// Call this function after an error that another rank has caused. Under tessera-run, it waits half
+/// a second. In this time the other rank prints its error, and the launcher kills this process.
 void wait_for_first_failure();
 
 }  // namespace tessera::comm

@@ -44,7 +44,7 @@ std::string handle_of_file(int fd) {
   const std::string link = detail::concat("/proc/", getpid(), "/fd/", fd);
   struct stat status {};
   std::error_code error;
-  // For a file with a name, the handle contains the name, because the file outlives this process.
+  // The handle of a file with a name is the name, which is valid after this process has ended.
   const bool has_name = fstat(fd, &status) == 0 && status.st_nlink > 0;
   const std::string path = has_name ? std::filesystem::read_symlink(link, error).string() : link;
   return detail::concat(identity_of(fd), ' ', path);

@@ -33,8 +33,8 @@ using JobPtr = std::shared_ptr<const JobInfo>;
 /// Returns a view of the job's store with separate keys for each process group and each `use`.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// Returns `info` with `watch` and `ranks_here` set. `use`: a prefix of the group's name in the
-/// flight record, which distinguishes several process groups of the same name and ranks.
+/// Returns `info` with `watch` and `ranks_here` set. `use`: a prefix that distinguishes, in the
+/// flight record, process groups with the same name and ranks.
 GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {});
 
 /// Makes the back end of a process group for CPU tensors. Collective. `use`: see watched().

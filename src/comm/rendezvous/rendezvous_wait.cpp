@@ -67,7 +67,7 @@ class Arrivals {
     for (const Arrival& arrival : arrivals_) {
       if (arrival.record != nullptr) {
         const flight::Record& record = *arrival.record;
-        // If no rank is missing, the ended rank has left the rendezvous and ended without an error.
+        // If no rank is missing, the rendezvous was complete before the rank ended: no error.
         if (!is_alive({record.pid, record.start_time}) && !look().empty()) {
           wait_for_first_failure();
           throw PeerError(detail::concat(
@@ -95,9 +95,9 @@ class Arrivals {
     missing_ = missing.empty() ? not_ready() : std::move(missing);
   }
 
-  /// Announces that this rank has opened all flight records. Returns a rank that has not announced
-  /// this; none if all ranks have. A rank leaves the rendezvous only when all ranks have opened all
-  /// flight records, because the flight record of a process that has ended cannot be opened.
+  /// Announces that this rank has opened all flight records. Returns a rank that has not yet made
+  /// this announcement; none if all have. A rank leaves the rendezvous only after the announcements
+  /// of all ranks, because the flight record of a process that has ended cannot be opened.
   std::vector<int> not_ready() {
     store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
     if (store_.check(opened_keys_)) {

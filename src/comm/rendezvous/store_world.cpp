@@ -1,6 +1,6 @@
 // A World of processes or threads. Chooses the back end of each process group: NCCL if the options
-// say so, otherwise a back end for CPU tensors (group_setup.cpp). CUDA tensors are then copied
-// through CPU memory.
+// say so, otherwise a back end for CPU tensors (group_setup.cpp). With a back end for CPU tensors,
+// CUDA tensors are copied through CPU memory.
 
 #include "rendezvous/store_world.h"
 
@@ -49,8 +49,8 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Closes only NCCL groups: process groups for CPU tensors can outlive the World. An exception
-  /// aborts NCCL groups, because other ranks do not call shutdown() at the same time.
+  /// Closes only NCCL groups: process groups for CPU tensors can outlive the World. If an exception
+  /// destroys the World, NCCL groups are aborted, because the other ranks do not call shutdown().
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -134,7 +134,7 @@ class StoreWorld final : public World {
     try {
       end_groups(kPatience);
     } catch (const std::exception&) {
-      // Errors are not reported, because the program did not call shutdown().
+      // Errors are ignored: programs that want the errors call shutdown().
     }
   }
 
@@ -145,7 +145,7 @@ class StoreWorld final : public World {
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
                                 const std::string& name, const Make& make) {
     // Two threads of a rank must not make the same process group twice, because making a group is
-    // collective. Therefore the lock is held until the group is made; abort() waits for the lock.
+    // collective. Therefore the lock is held, and abort() waits, until the group is made.
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(ranks, name);
     if (const auto known = groups.find(key); known != groups.end()) {
@@ -294,7 +294,7 @@ class LeftWorlds {
 }  // namespace
 
 void check_options(const WorldOptions& options) {
-  // Environment variables are checked here too, so that an invalid value throws on every rank
+  // The environment variables are read only to check them: an invalid value throws on every rank
   // before any rank waits for other ranks.
   for (const char* name : {"TESSERA_SHM", "TESSERA_STRICT", "TESSERA_DEBUG"}) {
     tessera::detail::environment_switch(name);

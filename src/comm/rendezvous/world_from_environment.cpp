@@ -216,7 +216,7 @@ WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> r
 /// use. `own`: the flight record (log of calls) of this rank.
 JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& own,
              const WatchSettings& settings, const WorldOptions& options) {
-  // c10d waits for other ranks at most for the store's time-out when it makes a process group.
+  // While c10d makes a process group, it waits for other ranks for at most the store's time-out.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;
@@ -334,7 +334,7 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   text.resize(kPlaceBytes);
   broadcast(text.data(), text.size());
   std::vector<std::string> lines = lines_of(text.substr(0, text.find('\0')));
-  lines.resize(4);  // lines_of() omits an empty last line
+  lines.resize(4);  // lines_of() omits an empty last line (no error)
   place = {lines[0], lines[1], lines[2], lines[3]};
   TESSERA_CHECK(place.error.empty() && !place.port.empty(), "rank 0 of ", job.size,
                 " cannot open a store for the world of these ranks: ", place.error,

@@ -24,8 +24,8 @@
 #include "tessera/core/placement.h"
 #include "watch/watch.h"
 
-// ShmGroup runs collectives one after another in shared memory and waits for ranks. ShmCommunicator
-// decides which bytes of the tensors are sent.
+// ShmGroup runs the collectives of a process group one after another and synchronizes the ranks.
+// ShmCommunicator decides which bytes are sent.
 namespace tessera::comm {
 namespace {
 
@@ -147,7 +147,7 @@ class ShmGroup {
   /// Throws Error on all ranks if the ranks' calls differ; the process group then stays usable.
   /// Throws PeerError if another rank has ended or does not arrive in time.
   void finish(ShmOperation& operation) {
-    // Keeps the operation alive during run(), because the caller may have released its reference.
+    // Keeps the operation alive during run(): the caller may have released the Work that owns it.
     ShmOperationPtr keep;
     if (!operation.done) {
       operation.done = true;
@@ -172,8 +172,8 @@ class ShmGroup {
 
  private:
   void publish(const ShmOperation& operation) {
-    // The call belongs to the next round, which produce() begins. The call is overwritten two
-    // rounds later, when all ranks have read the call.
+    // produce() begins the next round. The memory of `call` is reused two rounds later; by then all
+    // ranks have read `call`.
     ShmCall& call = segment_->call(group_.rank, round_ + 1);
     call = {++sequence_,
             operation.elements,
@@ -383,8 +383,8 @@ class ShmCommunicator final : public Communicator {
     return std::make_shared<ShmWork>(group_, std::move(operation));
   }
 
-  /// Starts an operation, which keeps `inputs` and `outputs` alive: the operation can end after
-  /// this call.
+  /// Starts an operation. The operation owns `inputs` and `outputs`, because it can still run after
+  /// this function has returned.
   template <class Rounds>
   WorkPtr start_rounds(ShmOperationPtr operation, const std::shared_ptr<Rounds>& rounds,
                        const std::vector<at::Tensor>& outputs,
@@ -461,8 +461,8 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
 }
 
 /// Whether this rank can map the flight records of all other ranks and check by pid whether their
-/// processes are alive. Ranks in several pid namespaces cannot use shared memory: there, the pid of
-/// another rank is unused or belongs to another process.
+/// processes are alive. Ranks in different pid namespaces cannot use shared memory: in this rank's
+/// namespace, another rank's pid may be unused or belong to another process.
 bool recognises_peers(const GroupInfo& group) {
   WorldWatch& world = group.watch->world();
   return world.away(group.ranks).empty() && !world.first_to_end(group.ranks);

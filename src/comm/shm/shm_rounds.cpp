@@ -132,8 +132,8 @@ void ScatterRounds::consume(std::int64_t round, Slots slots) {
                   for (std::size_t from = 0; from < slots.size(); ++from) {
                     sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
                   }
-                  // This rank's own data are the source at index `rank_`, so that all ranks reduce
-                  // the sources in the order of the ranks.
+                  // This rank's own data are put at sources_[rank_], so that all ranks reduce in
+                  // the order of the ranks.
                   sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
                   reduce_(buffer.own + span.in_part, sources_,
                           static_cast<std::size_t>(span.bytes) / item_bytes_);
@@ -180,8 +180,8 @@ std::int64_t ExchangeRounds::count() const {
   return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
 }
 
-/// Fills `slot`, this rank's buffer in shared memory. The input contains the parts for the ranks
-/// without gaps; the slot contains each part at a multiple of capacity_, after the table.
+/// Fills `slot`, this rank's buffer in shared memory. In the input, the parts for the ranks follow
+/// each other without gaps; in the slot, part r begins at table_bytes_ + r * capacity_.
 void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   if (round == 0) {
     auto* table = reinterpret_cast<std::int64_t*>(slot);
@@ -307,7 +307,7 @@ void reduce(std::byte* output, std::span<const std::byte* const> sources, std::s
   // Each block is reduced over all sources before `output` is written, because `output` can be one
   // of the sources.
   std::array<A, kBlock> sums;
-  // The number of sources is converted to float first, because A can be a complex type.
+  // The count is converted to float first: a complex type A has no conversion from an integer.
   const auto terms = static_cast<A>(static_cast<float>(sources.size()));
   for (std::size_t start = 0; start < elements; start += kBlock) {
     const std::size_t count = std::min(kBlock, elements - start);
@@ -354,8 +354,6 @@ ReduceFunction of_real(ReduceOp op) {
                                 : of_complex<T>(op);
 }
 
-/// Returns the reduction for booleans: "any" is the maximum, and "all" is the minimum and the
-/// product of the values 0 and 1.
 ReduceFunction of_bool(ReduceOp op) {
   return op == ReduceOp::kMax       ? reduce<std::uint8_t, ReduceOp::kMax>
          : op == ReduceOp::kMin     ? reduce<std::uint8_t, ReduceOp::kMin>

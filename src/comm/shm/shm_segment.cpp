@@ -30,7 +30,7 @@ using tessera::detail::round_up;
 constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kPage = 4096;
 /// The smallest size of a slot (a rank's buffer). Small slots stay in the cache; large slots need
-/// fewer rounds. All slots together have at most 128 MiB, or 1 MiB each if that is more.
+/// fewer rounds. Larger slots are used only while all slots together have at most 128 MiB.
 constexpr std::size_t kSmallestSlot = std::size_t{1} << 20;
 constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
@@ -155,11 +155,11 @@ void ShmSegment::arrive(int rank, std::uint32_t round) const {
   // The rank's `round` is written last: if this rank is killed before that, other ranks report this
   // rank as missing.
   Header& shared = header();
-  // `arrivals` is never reset to 0, because another rank could call arrive() at the same time.
+  // `arrivals` is never reset to 0: a reset could lose an arrive() of another rank.
   const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (arrivals == round * static_cast<std::uint32_t>(ranks_)) {
     // Sequential consistency guarantees that either a rank that is about to sleep sees the new
-    // `completed`, or this rank sees that `sleepers` is not 0 and wakes the rank.
+    // `completed`, or this rank sees that `sleepers` is not 0 and wakes the sleeping rank.
     shared.completed.store(round, std::memory_order_seq_cst);
     if (shared.sleepers.load(std::memory_order_seq_cst) != 0) {
       futex_wake_all(shared.completed);

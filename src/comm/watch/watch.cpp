@@ -32,7 +32,7 @@ using flight::RankState;
 using flight::Record;
 using std::chrono::milliseconds;
 
-/// The topic of announcements that a rank has ended; for waits, the topic is a group id.
+/// The topic under which a rank's end is announced. For waits, the topic is the process group's id.
 constexpr auto kEnd = "end";
 constexpr auto kAnnouncements = "announcements";
 
@@ -144,7 +144,7 @@ std::vector<int> WorldWatch::not_in(const BegunCall& call) {
     if (record != nullptr && !flight::has_begun(*record, call.group, call.number)) {
       return false;
     }
-    // A rank that began the collective and ended without an error has completed the collective.
+    // An ended rank is not missing if it began the collective and ended without an error.
     return !has_ended(rank) || (record != nullptr && record->state == RankState::kEnded);
   });
   return ranks;
@@ -153,7 +153,7 @@ std::vector<int> WorldWatch::not_in(const BegunCall& call) {
 std::optional<int> WorldWatch::first_to_end(std::vector<int> ranks) {
   read_announcements();
   std::erase_if(ranks, [this](int rank) { return !has_ended(rank); });
-  // A killed process has `ended` == 0 and comes first: no other rank's end was the cause.
+  // A killed process has `ended` == 0 and therefore is first: it is probably the original cause.
   const auto first = std::ranges::min_element(ranks, {}, [this](int rank) {
     const RecordPtr& record = record_of(rank);
     return record == nullptr ? std::numeric_limits<std::int64_t>::max() : record->ended.load();
@@ -187,12 +187,12 @@ void WorldWatch::announce(int rank, const std::string& topic, const std::string&
   ask(store_, [bytes = std::vector<std::uint8_t>(line.c_str(), line.c_str() + line.size() + 1)](
                   detail::Store& store) {
     store.append(kAnnouncements, bytes);
-    return store.check({kAnnouncements});  // check() returns after append() is complete
+    return store.check({kAnnouncements});  // waits until append() is complete
   }).wait_for(kPatience);
 }
 
-/// Reads all ranks' announcements from the store, without blocking: a call reads the answer to the
-/// request of an earlier call, if the answer has arrived.
+/// Reads all ranks' announcements from the store. Does not block: a call sends a request to the
+/// store and returns; a later call reads the answer when the answer has arrived.
 void WorldWatch::read_announcements() {
   constexpr std::chrono::milliseconds kBetweenQuestions{500};
   const std::lock_guard lock(mutex_);
@@ -268,7 +268,7 @@ void PeerWait::check(std::optional<std::vector<int>> missing) {
   const auto now = Clock::now();
   const auto waited = now - begun_;
   const auto ended = world_.first_to_end(absent);
-  // An ended rank is an error only after kGrace, because data that the rank sent can still arrive.
+  // An ended rank may have sent all its data. Therefore its end is an error only after kGrace.
   lost_since_ = ended ? lost_since_.value_or(now) : std::optional<Clock::time_point>();
   if (ended && now - *lost_since_ >= kGrace) {
     const std::string why = world_.what_it_does(*ended);
@@ -305,8 +305,8 @@ std::string PeerWait::lateness(const std::vector<int>& missing) const {
 
 void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
-  // The sockets of an ending process close before other ranks see that the process has ended:
-  // slightly before for ranks on the same machine, about a second before for other machines.
+  // When a process ends, its sockets close first. Other ranks see the end of the process a little
+  // later on the same machine, and about a second later on other machines.
   constexpr milliseconds kNap{20};
   const milliseconds dying{group.watch->world().away(group.ranks).empty() ? 600 : 2500};
   std::vector<int> peers = group.ranks;
@@ -332,8 +332,8 @@ void WorldWatch::end() {
   // The calls are destroyed without a lock, because destroying a call can destroy a World.
   added_.clear();
   calls_.clear();
-  // During an exception, records kGaveUp, so that messages of other ranks refer to the error
-  // message of this rank.
+  // If an exception is being thrown, the state kGaveUp makes the messages of other ranks refer to
+  // the error message of this rank.
   note_end(std::uncaught_exceptions() > 0 ? RankState::kGaveUp : RankState::kEnded);
 }
 
@@ -378,8 +378,8 @@ void WorldWatch::look_at_device() {
       return is_done;
     });
     if (completed != 0) {
-      // Restarts the time-out for the next call: the CPU runs ahead of the GPU, so the GPU begins
-      // the next call only now.
+      // The time-out of the next call starts here: the GPU begins a call only when the previous
+      // call is complete, long after the CPU has queued the call.
       wait_.reset();
     }
     if (!calls_.empty() && own().state == RankState::kRunning) {
@@ -436,11 +436,11 @@ void meet(const detail::StorePtr& store, const GroupInfo& group) {
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting) {
   constexpr auto kAnswer = "answer";
-  // The first rank of each group calls decide(). The first decision in the store is final.
+  // The first rank of each group calls decide(). The decision that reaches the store first counts.
   const auto decide = [size = group.size(), world_size, meeting](detail::Store& store) {
     const std::string decision = meeting + "/decision";
-    // The groups are disjoint, because a rank calls this function for one group at a time. All
-    // groups have arrived when the sizes of the arrived groups add up to the number of ranks.
+    // Each rank calls this function with one group, so the groups are disjoint. All groups have
+    // arrived when the sizes of the arrived groups add up to the size of the World.
     const bool last = store.add(meeting + "/arrived", size) == world_size;
     const auto begun = std::chrono::steady_clock::now();
     while (!last && !store.check({decision}) &&

@@ -65,8 +65,8 @@ class PeerWait {
   PeerWait(WorldWatch& world, BegunCall call, std::chrono::milliseconds timeout,
            std::string beginning);
 
-  /// Must be called repeatedly during the wait. Throws PeerError at the time-out, or if a missing
-  /// rank has ended, so that the call cannot complete. At the watchdog's limit, prints a line about
+  /// Must be called repeatedly during the wait. Throws PeerError at the time-out, or if the call
+  /// cannot complete because a missing rank has ended. At the watchdog's limit, prints a line about
   /// the wait. `missing`: the ranks that have not arrived; by default WorldWatch::not_in().
   void check(std::optional<std::vector<int>> missing = std::nullopt);
 
@@ -107,7 +107,7 @@ class WorldWatch : tessera::detail::NoCopy {
 
   /// Adds a process group to the flight record and returns an id for the process group.
   std::uint64_t add_group(const std::string& name, const std::vector<int>& ranks);
-  /// Records that this rank begins to wait for the end of `call` (`waits`), or no longer waits.
+  /// Records whether this rank waits for the end of `call` (`waits`).
   void note(const BegunCall& call, bool waits);
 
   std::vector<int> away(std::vector<int> ranks) const;
@@ -120,8 +120,8 @@ class WorldWatch : tessera::detail::NoCopy {
   /// text also contains advice for the user.
   std::string what_it_does(int rank);
 
-  /// Announces `text`, what `rank` does, to other machines. `rank` is on this machine. `topic`: one
-  /// word; a later announcement of the same topic replaces an earlier one.
+  /// Announces to other machines what `rank`, a rank on this machine, is doing (`text`). `topic`: a
+  /// word; a later announcement of the same rank and topic replaces an earlier announcement.
   void announce(int rank, const std::string& topic, const std::string& text);
   /// Returns the ranks on other machines that may be late for `call`: ranks of the process group
   /// that have neither ended nor announced a wait in `call` or in a later call.
@@ -192,8 +192,8 @@ class GroupWatch {
   std::atomic<std::uint64_t> begun_ = 0;
 };
 
-/// Throws PeerError because a transfer has failed with `reason`. First waits a few seconds for a
-/// rank that ends: if there is one, the message names that rank as the cause.
+/// Throws PeerError because a transfer has failed with `reason`. First waits up to a few seconds to
+/// see whether a rank has ended; if so, the message names that rank as the cause.
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
@@ -212,7 +212,7 @@ auto ask(detail::StorePtr store, Question question) {
   if (in_memory) {
     task();
   } else {
-    // The future gets its value only after everything that the task owns is destroyed.
+    // The future is ready only when the thread has destroyed everything that the task owns.
     std::thread([task = std::move(task)]() mutable { task.make_ready_at_thread_exit(); }).detach();
   }
   return answer;

@@ -102,7 +102,6 @@ std::string since_text(std::int64_t since) {
 }  // namespace
 
 std::vector<std::string> explain_records(const std::string& folder) {
-  // The keys of the map of records: index of the World (a job can have several) and the rank in it.
   std::map<std::pair<int, int>, std::unique_ptr<const Record>> records;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {

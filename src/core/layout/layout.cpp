@@ -22,11 +22,11 @@ namespace {
 
 using MeshSizes = std::vector<std::int64_t>;
 
-/// Whether torch.chunk over `mesh_dims` divides `extent * factor` positions and `extent` blocks of
-/// `factor` positions at the same boundaries. If true, a Digit (sub-dimension) of `factor`
-/// positions that is not sharded can be merged with the preceding Digit of `extent` positions.
-/// Uneven chunks can also have the same boundaries: 3 ranks get 2, 2 and 1 of 5 positions, and 4, 4
-/// and 2 of 10 positions.
+/// Whether torch.chunk over `mesh_dims` cuts a dimension of `extent * factor` positions only at
+/// multiples of `factor`, exactly as it would cut `extent` whole blocks. If true, a Digit
+/// (sub-dimension) of `factor` positions that is not sharded can be merged with the preceding Digit
+/// of `extent` positions. Uneven chunks can also satisfy this condition: 3 ranks get 2, 2 and 1 of
+/// 5 positions, and 4, 4 and 2 of 10 positions.
 bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
                 std::span<const int> mesh_dims) {
   if (mesh_dims.empty() || extent == 0) {

@@ -153,8 +153,8 @@ std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
 }
 
 /// Returns, in order, the contiguous ranges of a tensor dimension that the rank at `coordinate`
-/// stores. Loops over the Digits (sub-dimensions) from the innermost outwards. There is a single
-/// range while the rank has all positions of the visited Digits.
+/// stores. Loops over the Digits (sub-dimensions) from the innermost outwards. As long as the rank
+/// has all positions of the Digits visited so far, these positions form one range.
 std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
                       std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(dim);
@@ -169,8 +169,8 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
     if (chunk.size == 0) {
       return {};
     }
-    // If the rank has all positions of every inner Digit (sub-dimension), the rank has one range of
-    // `digit`. Otherwise the ranges of the inner Digits repeat for each position of `digit`.
+    // If the rank has all positions of every inner Digit (sub-dimension), its chunk of `digit` is
+    // one range. Otherwise the ranges of the inner Digits repeat for each position of `digit`.
     if (local_stride == global_stride) {
       out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
     } else {

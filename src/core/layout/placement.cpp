@@ -129,8 +129,8 @@ Placement parse_placement(std::string_view text) {
 // dimension, which divides first. Example: FSDP over tensor parallelism on mesh (dp=2, tp=4)
 // divides over tp first, then over dp; PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
 //
-// From placements to a layout: the mesh dimensions, from the last to the first, are inserted into
-// the order. Each is inserted after the mesh dimensions whose sizes multiply to its split factor.
+// From placements to a layout: pure_order() inserts the mesh dimensions into an order, from the
+// last to the first. Each is inserted where the product of the preceding sizes is its split factor.
 //
 // From a layout to placements: the split factor of a mesh dimension is the product of the sizes of
 // the later mesh dimensions that divide before it.
@@ -210,8 +210,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// Returns the index i such that a rank has `factor` positions of the Digits (sub-dimensions)
-  /// before index i, multiplied together. Splits a Digit in two if necessary.
+  /// Returns the index i such that the sizes of a rank's chunks of the Digits (sub-dimensions)
+  /// before index i have the product `factor`. Splits a Digit in two if necessary.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -235,8 +235,8 @@ class DigitCutter {
     if (factor != 1) {
       return std::nullopt;
     }
-    // If the split factor equals a rank's number of positions, the mesh dimension divides a new
-    // Digit (sub-dimension) of one position. Only the rank at coordinate 0 gets this position.
+    // All Digits (sub-dimensions) are skipped, so nothing is left to divide. The mesh dimension
+    // gets a new Digit of one position, which only the rank at coordinate 0 gets.
     digits_.push_back(Digit{1, {}});
     return digits_.size() - 1;
   }
@@ -298,9 +298,9 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   return out;
 }
 
-/// Returns the split factor of `mesh_dim` (NOTE [Orders and strided shards]): the number of chunks
-/// that PyTorch shards over `mesh_dim`, which is the number of positions that a rank has of the
-/// preceding Digits (sub-dimensions), times the sizes of later mesh dimensions that divide first.
+/// Returns the split factor of `mesh_dim` (NOTE [Orders and strided shards]): the product of the
+/// sizes of a rank's chunks of the preceding Digits (sub-dimensions), times the product of the
+/// sizes of the later mesh dimensions that divide the same Digit first.
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {

@@ -170,8 +170,8 @@ class SearchState {
     return mesh_dims;
   }
 
-  /// Returns the tensor dimension that the target shards over `mesh_dims`. Returns nullopt if a
-  /// step must first remove or append another mesh dimension of this tensor dimension.
+  /// Returns the tensor dimension that the target shards over all of `mesh_dims`. Returns nullopt
+  /// if another mesh dimension of this tensor dimension must be removed or appended first.
   std::optional<Destination> final_destination(std::span<const int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0 || !complete_[static_cast<std::size_t>(dim)]) {
@@ -207,8 +207,8 @@ class SearchState {
       // in the target: the mesh dimension would get a wrong position in the order of divisions.
       const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                         [&](int m) { return problem_.to->sharded_dim(m) == dim; });
-      // Tensor dimensions with several Digits (sub-dimensions) are skipped, because the sizes
-      // decide to which Digit a mesh dimension can be appended.
+      // A tensor dimension with several Digits (sub-dimensions) is skipped: the sizes of the tensor
+      // and the mesh would decide to which Digit a mesh dimension can be appended.
       if (digits.size() > 1 || is_final) {
         continue;
       }
@@ -285,9 +285,9 @@ class SearchState {
     return Layout::intern(layout_->mesh_sizes(), std::move(dims), std::move(partial));
   }
 
-  /// Whether `dim` has the Digits (sub-dimensions) of the target, apart from mesh dimensions that
-  /// are missing in `present`. Compares canonical forms, because removing mesh dimensions can merge
-  /// neighbouring Digits.
+  /// Whether `dim` has the Digits (sub-dimensions) that the target has after the removal of all
+  /// mesh dimensions that are not in `present`. Compares canonical forms, because removing mesh
+  /// dimensions can merge neighbouring Digits.
   bool fits_several_digits(int dim, const std::vector<int>& present) const {
     const auto& there = problem_.to->digits(dim);
     if (there.size() <= 1) {
@@ -338,7 +338,7 @@ struct CostModel {
 
 /// A CostModel with rough values for the GPUs of a single machine: 10 us and 80 GB/s.
 constexpr CostModel kTime{.latency_us = 10, .bytes_per_us = 80'000};
-/// A CostModel that prefers fewer bytes to fewer collectives: a byte costs 1000 collectives.
+/// A CostModel that prefers fewer bytes: one byte costs as much as the latency of 1000 collectives.
 constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
 
 /// The assumed time of a step without communication: a kernel launch, and a copy in some cases. The
@@ -394,7 +394,7 @@ std::int64_t elements(const Problem& problem, const Step& step) {
 
 /// Estimated numbers of elements per rank. `needed`: the elements of the rank's shard in the target
 /// layout. `present`: how many of these elements the rank has already. The numbers are not rounded
-/// up, because the lower bound could then be too high.
+/// up: rounding up could make the lower bound of the cost too high.
 struct Shares {
   double needed = 1;
   double present = 1;
@@ -498,13 +498,13 @@ void slice(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Proposes to make a replicated tensor partial as in the target, without communication. The
-/// replicated value becomes one term of the reduction; all other terms are the identity.
+/// Proposes to make a replicated tensor Partial over a mesh dimension where the target is Partial.
+/// No communication: the value becomes one term, and the other terms are the identity.
 void make_partial(const SearchState& state, std::vector<Step>& out) {
   const auto& now = state.layout()->partial();
   for (const auto& wanted : state.problem().to->partial()) {
-    // Inner mesh dimensions are reduced first (see Layout). If an inner reduction does not commute
-    // with `wanted.op`, the inner reduction would change the identity values of the other ranks.
+    // Reductions over inner mesh dimensions run first (see Layout). An inner reduction that does
+    // not commute with `wanted.op` would turn the identity values into other values.
     const bool survives = std::all_of(now.begin(), now.end(), [&](const PartialDim& p) {
       return p.mesh_dim < wanted.mesh_dim || commute(p.op, wanted.op);
     });
@@ -722,8 +722,8 @@ std::int64_t bytes_of(const std::vector<Step>& steps) {
 
 /// Returns the fastest plan, unless a plan without Problem::temporary_dims sends fewer bytes.
 /// PyTorch's greedy planner uses no temporary dimensions, so the result never sends more bytes than
-/// PyTorch's plan. The fastest plan for a small tensor can be an all-reduce and a slice (one
-/// collective), although two reduce-scatters send fewer bytes.
+/// PyTorch's plan. Example: an all-reduce and a slice can be fastest for a small tensor, but
+/// search() returns two reduce-scatters, which send fewer bytes.
 std::vector<Step> search(Problem problem, LayoutPtr from) {
   auto fastest = Search(problem, kTime).run(from);
   // A plan of one step cannot be improved, so most redistributions need only one search.

@@ -43,13 +43,13 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
     if (uneven) {
       return std::nullopt;
     }
-    // If the visited mesh dimensions divide the major Digit (sub-dimension) into single positions,
-    // the remaining mesh dimensions divide the minor Digit.
+    // When a rank has one position of the major Digit (sub-dimension), the remaining mesh
+    // dimensions divide the minor Digit.
     if (left == 1) {
       minor.mesh_dims.push_back(mesh_dim);
       continue;
     }
-    // Each chunk of the unsplit Digit (sub-dimension) must be whole blocks of `minor.extent`.
+    // Each chunk of the unsplit Digit (sub-dimension) must have whole blocks of `minor.extent`.
     if (ceil_div(left * minor.extent, parts) != ceil_div(left, parts) * minor.extent) {
       return std::nullopt;
     }
@@ -150,10 +150,10 @@ bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64
   });
 }
 
-// Candidates and costs of propagate(). The candidates for a mesh dimension are the placements of
-// the inputs on this mesh dimension, and replication. A placement that no input has can save
-// computation, but no bytes. A cost is a number of bytes. The outermost mesh dimension gets its
-// placement first, because outer mesh dimensions divide the tensors first.
+// Candidates and costs of propagate(). The candidates for a mesh dimension are replication and the
+// placements of the inputs on this mesh dimension. Other placements could save computation, but no
+// communication. A cost is a number of bytes. The outermost mesh dimension gets its placement
+// first, because outer mesh dimensions divide the tensors first.
 
 struct FactorPlacement {
   /// How a mesh dimension divides a tensor. kFactor: the factor (einsum index letter) `factor` is
@@ -332,8 +332,8 @@ class TensorGroupPropagation {
 
   bool is_unread(int input) const { return contains(rule_.unread, input); }
 
-  /// Whether the operator uses neither values nor local sizes of an input, as new_zeros does. The
-  /// input's layout then only suggests a layout for the outputs.
+  /// Whether the operator uses neither values nor local sizes of an input, as new_zeros does. Such
+  /// an input is not redistributed; its layout is only a preference for the layout of the outputs.
   bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
 
   /// Returns the Digits (sub-dimensions, with extents) into which an input divides `factor` (index
@@ -367,7 +367,7 @@ class TensorGroupPropagation {
     return best ? *best : std::vector<Digit>{};
   }
 
-  /// The cost of a Choice. A Choice without communication is best; others are compared by bytes.
+  /// The cost of a Choice. A Choice without communication is best; then fewer bytes are better.
   struct Cost {
     bool moves = false;
     double bytes = 0;
@@ -533,8 +533,8 @@ class TensorGroupPropagation {
     for (const Input& input : inputs_) {
       bytes += moved_bytes(input, mesh_dim, choice);
     }
-    // A choice that moves no data wins even if its result is Partial: the result is only reduced if
-    // an operator needs its value.
+    // A Choice that moves no data costs nothing, even if its result is Partial: the reduction runs
+    // only if an operator needs the reduced value.
     if (bytes == 0) {
       return {};
     }
@@ -640,8 +640,8 @@ class TensorGroupPropagation {
   }
 
   /// Returns how the chosen mesh dimensions divide a factor (einsum index letter), as Digits
-  /// (sub-dimensions): first as in the input that carried_digits() selects, then over the chosen
-  /// mesh dimensions that do not shard the factor in that input.
+  /// (sub-dimensions). Starts with the Digits of the input that carried_digits() selects, and
+  /// appends the chosen mesh dimensions that do not shard the factor in that input.
   std::vector<Digit> factor_digits(int factor) const {
     std::vector<Digit> digits = carried_digits(factor, choices_);
     std::set<int> present;
