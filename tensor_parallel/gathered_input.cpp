@@ -248,8 +248,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
   return product;
 }
 
-/// Computes matrix products that share one gathered input x. If x was not gathered, the products
-/// are computed by `others`, or one by one without `others`.
+/// Computes matrix products that share one gathered input x. `others` computes all products
+/// together if x was not gathered. If `others` is null, these products are computed one by one.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,
@@ -297,8 +297,8 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
     whole = shard.redistribute(everywhere).tensor();
   }
   const std::uint64_t late_number = tessera::detail::take_sequence_number();
-  // GatheredInput gets `whole` before `whole` gets the autograd node. Otherwise the node would own
-  // itself: the node owns GatheredInput, which would own `whole` with its node.
+  // GatheredInput gets `whole` while `whole` has no autograd node. Otherwise GatheredInput would
+  // own the node, which owns GatheredInput: a reference cycle.
   const auto node = tessera::detail::make_node<GatherBackward>(
       std::make_shared<GatheredInput>(shard, whole), shard, late_number);
   tessera::detail::set_inputs(*node, shard.tensor());

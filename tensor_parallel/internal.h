@@ -38,8 +38,8 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   /// because a program can call a submodule instead of the root. Returns false if the module was
   /// already added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
-  /// Adds hooks that compare the root module's plain inputs between ranks. Inputs that the hooks of
-  /// the root's own styles distribute are not compared, because these hooks run earlier.
+  /// Adds hooks that compare the root module's plain inputs between ranks. An input that a style of
+  /// the root module distributes is not compared, because the style's hook runs before these hooks.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all
@@ -68,9 +68,9 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
 };
 
 /// All-gathers `shard`, which is on a 1-D mesh. Collective. Only the shard is saved for backward,
-/// which gathers the shard again (Korthikanti et al. 2022, section 4.2.2), once for all matrix
-/// products of regathered_product(). The reduce-scatter of the gradient is asynchronous, while the
-/// gradients of the weights are computed.
+/// which gathers the shard again (Korthikanti et al. 2022, section 4.2.2). One all-gather serves
+/// all matrix products of regathered_product(). The reduce-scatter of the input's gradient runs
+/// while the gradients of the weights are computed.
 at::Tensor gather_again_in_backward(const DistributedTensor& shard);
 
 /// Returns the function that computes the matrix product of `linear`, whose weight is sharded over

@@ -2,10 +2,10 @@
 // tessera::cross_entropy computes (src/dtensor/fused/losses.cpp). linear_cross_entropy computes the
 // output head and the loss in chunks of tokens.
 //
-// Forward of linear_cross_entropy also computes the gradients of the sum of all losses. Backward
-// multiplies these gradients by one number, the gradient of the sum. So the logits are computed
-// only once. The gradients of the logits, which are rounded to fp16 or bf16, have the magnitude of
-// probabilities.
+// Forward of linear_cross_entropy also computes the gradients of the sum of all losses, so the
+// logits are computed only once. Backward multiplies these gradients by one number, the gradient of
+// the sum, such as 1 / tokens. The gradients of the logits are rounded to fp16 or bf16 before this
+// multiplication, so that fewer fp16 values underflow.
 
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/addmm.h>
@@ -203,11 +203,11 @@ struct HeadResults {
   at::Tensor weight_gradient;  ///< gradient of the weight; undefined if not needed
 };
 
-/// Computes sum = left^T right, or sum += left^T right if `adds`. The sum of fp16 and bf16 matrices
-/// is fp32: bf16 would round the sum once per chunk, and fp16 has too small a range. Only CUDA has
-/// a matrix product of these types with an fp32 result. Elsewhere both matrices are converted to
-/// fp32, half of the columns of `left` at a time, so that the copy of `left` needs no more memory
-/// than `left`.
+/// Computes sum = left^T right, or sum += left^T right if `adds`. If `left` and `right` are fp16 or
+/// bf16, `sum` is fp32: a bf16 sum would be rounded once per chunk, and an fp16 sum could overflow.
+/// Only CUDA can multiply fp16 or bf16 matrices with an fp32 result. On other devices both matrices
+/// are converted to fp32, half of the columns of `left` at a time, so that the copy of `left` needs
+/// no more memory than `left`.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
                  bool adds) {
   at::Tensor into = sum;

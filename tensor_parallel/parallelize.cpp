@@ -64,7 +64,7 @@ struct CheckedPlan {
   nn::NamedSlots unnamed;
 };
 
-// A Match can be a torch::nn module without hooks, so that error messages can name the module.
+// A Match can be a plain torch::nn module, which cannot have hooks, so that errors can name it.
 
 struct Match {
   std::string fqn;
@@ -125,9 +125,9 @@ std::type_index class_of(const Match& place) {
   return typeid(module);
 }
 
-/// Throws Error if only one of two modules of one class that match `prefix` contains a match of
-/// `pattern`. `prefix`: the beginning of `pattern`. `places`: the matches of `prefix`. `matches`:
-/// the matches of `pattern`.
+/// Throws Error if two modules in `places` have the same class, but only one of the two modules
+/// contains a match of `pattern`. `prefix`: the beginning of `pattern`. `places`: the modules that
+/// match `prefix`. `matches`: the modules that match `pattern`.
 void check_all_match(const std::string& pattern, const std::string& prefix,
                      const std::vector<Match>& places, const std::vector<Match>& matches) {
   const auto has_match = [&matches](const Match& place) {
@@ -312,8 +312,8 @@ class PlacementTable {
     if (slot.role.replicated_by_default && spec.mesh == mesh_) {
       return;
     }
-    // An earlier parallelize_module() can have distributed a tied parameter of another module. If
-    // the parameter is not tied, its module already has a plan, which is an error.
+    // If the parameter is tied to that of another module, an earlier parallelize_module() can have
+    // distributed it. Otherwise the parameter's module already has a plan: an error.
     const bool tied = slot.owners().size() > 1;
     TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
                   "parallelize_module: a parameter of ", quoted(application.target.fqn),
@@ -383,8 +383,8 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
 /// Adds hooks to `module`: in its forward and its other hooked methods, plain tensors count as the
 /// same on every rank of `mesh`.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // For each running call of the module, the scope in which plain tensors count as replicated. The
-  // scope is nullptr for a call inside the forward of another parallel module on `mesh`.
+  // One entry for each running call of the module: the scope in which plain tensors count as
+  // replicated, or nullptr if another parallel module on `mesh` has opened a scope for the call.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {

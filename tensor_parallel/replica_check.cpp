@@ -53,8 +53,8 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   return found;
 }
 
-/// Whether `rank` has the same shard as this rank. True for a rank outside of the tensor's mesh:
-/// such a rank is assumed to be at this rank's coordinate of a parallel submesh.
+/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is assumed
+/// to have this rank's coordinate in another submesh, and so the same shard.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -104,8 +104,8 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
 
 /// Adds the module's name to error messages of operators in the module's forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // The number of running calls of the module whose pre-hook ran. The other hook finds 0 if another
-  // pre-hook threw before this pre-hook ran.
+  // The number of running calls of the module: the pre-hook increments the number, the other hook
+  // decrements it. The other hook finds 0 if an earlier pre-hook threw before this pre-hook ran.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;

@@ -22,7 +22,7 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                            bool regather = false) {
   const ShardingSpec& spec = tensor.spec();
   const LayoutPtr layout = to_layout(spec.layout->mesh_sizes(), {desired}, tensor.tensor().sizes());
-  // tensor.redistribute() would only add an autograd node that does nothing.
+  // If the tensor already has this layout, redistribute() would only add a useless autograd node.
   if (spec.layout == layout) {
     return tensor.tensor();
   }
@@ -54,8 +54,8 @@ DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& ten
   return DistributedTensor::from_local(tensor, mesh, {layout}, std::move(sizes));
 }
 
-/// Whether `module` is an nn::Hooked around an M, or the AdoptedModule of an M inside an
-/// nn::Hooked.
+/// Whether `module` wraps a libtorch module of class M, either as an nn::Hooked or as the
+/// AdoptedModule inside an nn::Hooked.
 template <class M>
 bool wraps(const nn::ModuleBase& module) {
   const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
@@ -158,8 +158,8 @@ class Colwise final : public ParallelStyle {
     set_regathered_product(module, options_.regather);
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // A plain output is not changed: the module has already computed another result from its
-      // output features, such as a loss.
+      // A plain output is not changed: the module has not returned its output features, but a
+      // result computed from them, such as a loss.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }
@@ -200,8 +200,8 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// Returns the placement of a tensor whose dimension `dim` is the output features: a contiguous
-  /// shard for a FusedLinear with groups() > 1.
+  /// Returns how to shard dimension `dim`, the output features: StridedShard to shard each part, or
+  /// Shard if a FusedLinear has groups() > 1, so that each rank gets whole groups.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};

@@ -1,6 +1,6 @@
 // Loss scaling. Gradients remain scaled until step(), whose kernels divide the gradients in fp32.
-// The norm for clipping also shows whether a gradient overflowed. So a step with loss scaling needs
-// one all-reduce, and the host waits once.
+// The norm for clipping is infinite or NaN if a gradient overflowed. So the check for overflows
+// needs no other all-reduce, and the host waits once per step.
 
 #include "tessera/optim/grad_scaler.h"
 

@@ -24,8 +24,8 @@ struct Piece {
   c10::ScalarType dtype;
 };
 
-/// A buffer for several tensors of one dtype on one device. `numel` is the number of elements of
-/// the buffer in the first pass of zeros(), and the number of used elements in the second pass.
+/// A buffer for several tensors of one dtype on one device. `numel`: in the first pass of zeros(),
+/// the buffer's size so far; in the second pass, the number of elements that have views.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
@@ -130,7 +130,7 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) 
   return runs;
 }
 
-/// `factor` is passed as a tensor, because for a number the host would have to wait.
+/// `factor` is a tensor: if it were a C++ number, the host would have to wait for the GPU.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
   // A list kernel needs tensors of one dtype on one device.
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;

@@ -24,10 +24,10 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot);
 
 /// Throws Error, on all ranks of a root mesh, if gradients that must be equal on several ranks
 /// differ (nn::detail::check_copies()). Gradients of plain parameters must be equal on all ranks of
-/// the largest root mesh. Compares the gradients of a list of parameters once; with
-/// TESSERA_DEBUG=1, at each call. Does nothing if all parameters are plain, or if options.over is
-/// set, because ranks can then have different parameters. Collective over the root meshes of the
-/// parameters.
+/// the largest root mesh. A list of parameters is compared only at the first call with this list,
+/// or at every call with TESSERA_DEBUG=1. Nothing is compared if all parameters are plain, or if
+/// NormOptions::over is set, because ranks can then have different parameters. Collective over the
+/// root meshes of the parameters.
 void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const char* what,
                            const NormOptions& options = {});
 

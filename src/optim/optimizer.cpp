@@ -25,13 +25,12 @@
 namespace tessera::optim {
 namespace {
 
-/// The lists of parameters whose gradients the ranks have compared. A list is identified by its
-/// length and its first parameter; the module of this parameter has the Compared object.
+/// The lengths of the parameter lists whose gradients the ranks have already compared. A Compared
+/// is stored in the module that owns the first parameter of these lists.
 struct Compared {
   std::set<std::size_t> lengths;
 };
 
-/// Returns the Compared of all lists that begin with `first`; nullptr if no module owns `first`.
 std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
   if (first.owners().empty()) {
     return nullptr;
@@ -351,7 +350,7 @@ std::int64_t requested_decay(const LrScheduleOptions& o) {
 }
 
 /// Returns the number of steps in which the learning rate falls: at most the steps after warm-up. A
-/// longer decay would begin below the full rate, so the rate would jump.
+/// longer decay would begin during the warm-up, and the rate would drop suddenly after it.
 std::int64_t decay_steps(const LrScheduleOptions& o) {
   return std::min(requested_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
 }

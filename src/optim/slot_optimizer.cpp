@@ -203,9 +203,9 @@ void SlotOptimizer::note_counters() {
 
 namespace {
 
-/// The number of fp32 elements in a cache line. libtorch's fused CPU kernels round the elements
-/// after the last complete vector differently. A shard whose size is a multiple of this number has
-/// only complete vectors, even if several threads divide the shard.
+/// The number of fp32 elements in a cache line. libtorch's fused CPU kernels compute the elements
+/// after the last complete vector with other code, which rounds differently. A shard whose size is
+/// a multiple of this number has no such elements, even if several threads divide the shard.
 constexpr std::int64_t kCacheLine = 16;
 
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
@@ -289,7 +289,7 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
   for (auto& [kind, batch] : batches) {
     update_multiplied(batch, group, factor);
   }
-  // Version counters are incremented after the kernels, because a new version must mean new values.
+  // Version counters are incremented last: code that sees a new version must find the new values.
   std::ranges::for_each(runs, mark_changed);
 }
 
@@ -311,9 +311,9 @@ void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
   update_batch(batch, group);
 }
 
-/// If the gradient factor is on a device, a step counts only if the factor is finite. The host then
-/// does not know the number of steps. So `history` is no count, but a hash of the calls of step()
-/// since the host last read the counter.
+/// Shards with equal `history` have made the same steps. `history` is a hash of the calls of step()
+/// since the host last read the step counter. If the gradient factor is on a device, the host does
+/// not know the number of steps, because a step counts only if the factor is finite.
 void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   if (!counts_steps_) {
     return;
@@ -338,9 +338,9 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
 
 /// Whether two shards can be updated as one tensor. The shards, their gradients and their states
 /// must be adjacent in memory, and both shards must have made the same steps, because a tensor has
-/// one step number. The size of the first shard must be a multiple of kCacheLine: otherwise the
-/// bits of a shard would depend on the next shard, and tensor-parallel ranks, which can have copies
-/// of one parameter with different neighbours, would compute different bits.
+/// one step number. The size of the first shard must be a multiple of kCacheLine. Otherwise the
+/// next shard would affect the rounding of the first shard's last elements, and tensor-parallel
+/// ranks whose copies of a parameter precede different shards could compute different values.
 bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);

@@ -33,9 +33,9 @@ std::string renumbered(const std::string& name, const std::string& container,
   return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
 }
 
-/// Returns the memory of each part of a step (MomentMemory), by the part's name. In names, layers
-/// of the second half are counted from the end (-1 is the last layer), so that plans with different
-/// `layers` have equal names.
+/// Returns the memory of each part of a step (MomentMemory), by the part's name. Names count the
+/// layers of the second half from the end (-1 is the last layer), so that the last layers have the
+/// same names in plans with different `layers`.
 std::map<std::string, double> bytes_by_moment(const RankPlan& plan, const std::string& container,
                                               std::int64_t layers) {
   std::map<std::string, double> bytes;

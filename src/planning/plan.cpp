@@ -62,8 +62,8 @@ class Submesh {
   }
 
  private:
-  /// For each dimension of the root mesh: the submesh coordinate of the next rank in this
-  /// dimension, minus that of the first rank; empty if the next rank is outside of the submesh.
+  /// For each dimension of the root mesh: the change of the submesh coordinate if the root
+  /// coordinate grows by 1; empty if the rank at the larger root coordinate is not in the submesh.
   std::vector<Coordinate> steps_;
   std::size_t ndim_;
 };

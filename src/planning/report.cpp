@@ -364,8 +364,6 @@ std::vector<std::string> advice(const RunPlan& plan) {
   return lines;
 }
 
-/// Returns a line that says whether a step fits into memory: "It fits: 61.2 GiB of the 131 GiB that
-/// tensors can have of a h200.". Returns "" without a machine.
 std::string verdict(const RunPlan& plan) {
   if (!plan.options.machine) {
     return "";

@@ -106,8 +106,8 @@ bool is_attention(std::string_view name) {
   return name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
 }
 
-/// Returns the FLOP/s of a matrix product or of attention. The second input of attention is the key
-/// in forward and the query in backward, with sizes (batch, heads, tokens, head size).
+/// Returns the FLOP/s of a matrix product or of attention. The FLOP/s of attention depend on the
+/// head size, the last size of inputs[1] (the key in forward, the query in backward).
 double flops_rate(const Machine& machine, const FakeCall& call) {
   const c10::ScalarType type = first_factor(call).scalar_type();
   return is_attention(call.name) ? machine.attention_flops(type, call.inputs[1].size(-1))

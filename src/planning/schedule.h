@@ -29,8 +29,8 @@ namespace tessera::planning {
 /// time.
 class Schedule final : public comm::Streams {
  public:
-  /// Computes no times if `machine` is nullopt. `lanes`: whether the device has several streams.
-  /// Without streams, as on a CPU, operators and collectives run one after another.
+  /// Computes no times if `machine` is nullopt. `lanes`: whether the device has several streams. If
+  /// `lanes` is false, as on a CPU, operators and collectives run one after another.
   Schedule(const std::optional<Machine>& machine, bool lanes)
       : machine_(machine), has_lanes_(lanes) {}
 

@@ -109,8 +109,8 @@ class MeshSearch {
     }
   }
 
-  /// Whether to estimate the layout without activation checkpointing although this layout does not
-  /// fit: layouts that checkpoint only some blocks are interpolated from this estimate.
+  /// Whether the layout that checkpoints no activations must be estimated even though it does not
+  /// fit: layouts that checkpoint only some blocks are interpolated from this layout's estimate.
   bool may_fit_in_part(std::size_t ac, std::size_t zero) const {
     const auto fits = [&](const FoundLayout& all) {
       return all.fits && all.layout.zero == kZero[zero];

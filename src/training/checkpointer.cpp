@@ -155,8 +155,8 @@ void Checkpointer::begin_run() {
   checkpoint::detail::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// Sets the saved step from which the run continues. Lists later saved steps in damaged_, which the
-/// next save marks as unfinished: otherwise the run could not save steps with these numbers.
+/// Sets the saved step from which the run continues. Puts later saved steps into damaged_. The next
+/// save marks the steps in damaged_ as unfinished, so that the run can save these steps again.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
   source_ = folder(step);
@@ -204,7 +204,8 @@ void Checkpointer::warn(const std::string& text) const {
   }
 }
 
-/// Whether the load excludes `part`, such as "optimizer". A run loads its own steps completely.
+/// Whether the load excludes `part`, such as "optimizer". If options_.initial_load is set, only the
+/// initial load excludes parts: a run that resumes loads its own checkpoint completely.
 bool Checkpointer::excludes(const char* part) const {
   if (resumes_ && !options_.initial_load.empty()) {
     return false;

@@ -410,7 +410,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// Returns texts such as "pwrite:3:EIO": each system call of save_third() with each action.
+/// Returns a fault for each system call of save_third() and each action, such as "pwrite:3:EIO".
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());

@@ -466,7 +466,7 @@ TEST(SafetensorsFile, ReadsOnlyTheBytesOfTheBlock) {
   TemporaryFolder folder;
   WriteFile(folder / "m", RangeBytes({16, 1 << 16}));
   const SafetensorsFile file(folder / "m");
-  constexpr std::int64_t kOwnReads = 1024;  // most bytes that BytesRead() itself reads
+  constexpr std::int64_t kOwnReads = 1024;  // BytesRead() itself reads at most this many bytes
   const auto before = BytesRead();
   file.read("w", Sizes{4, 0}, Sizes{4, 1 << 16});
   const auto between = BytesRead();

@@ -228,7 +228,7 @@ TEST(SaveLora, SplitsTheAdapterOfAFusedLinear) {
     save_lora(model, *rank.world(), folder / "out", "base");
     const auto saved = ReadModel(folder / "out/adapter_model.safetensors");
     ASSERT_EQ(saved.size(), 4u);
-    // split() splits the last dimension, but the fused layers' outputs are rows of B A: hence t().
+    // The outputs are rows of B A. split() splits the last dimension, so B A is transposed first.
     const std::vector<at::Tensor> parts = qkv->split(b.matmul(a).t());
     for (const auto& [name, part] : {std::pair("q", parts[0]), std::pair("k", parts[1])}) {
       const std::string prefix = std::string("base_model.model.") + name;

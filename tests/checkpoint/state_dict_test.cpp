@@ -226,7 +226,6 @@ at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   return at::cat(rows);
 }
 
-/// Returns layouts of row shards: over two mesh dimensions, over one, and strided shards.
 std::vector<LayoutPtr> row_layouts() {
   return {Layout::intern({2, 2}, {{Digit{0, {0, 1}}}}), Layout::intern({2, 2}, {{Digit{0, {1}}}}),
           Layout::intern({2, 2}, {{Digit{2, {}}, Digit{8, {1, 0}}}})};

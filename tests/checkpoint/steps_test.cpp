@@ -239,7 +239,7 @@ TEST(StoredStep, ReadsWithBoundedMemory) {
   }
 }
 
-/// Reads half of each row, so that every thread reads parts of many MiBs, each with a checksum.
+/// Reads half of each row, so that each thread reads many 1 MiB blocks, each with its own checksum.
 TEST(StoredStep, ThreadsReadInParallel) {
   const TemporaryFolder dir;
   const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view({3072, 2048});

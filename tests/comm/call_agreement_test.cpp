@@ -49,8 +49,8 @@ TEST_F(CallAgreement, AcceptsEqualCallsWithoutTraffic) {
   });
 }
 
-/// Ranks 0 and 2 call all-gathers "b", "c", "e". Rank 1 calls those named in `purposes` and reports
-/// `error`. Other members: the first difference that the error message must name.
+/// Ranks 0 and 2 call all-gathers "b", "c", "e". Rank 1 calls the all-gathers in `purposes` and
+/// reports `error`. Other members describe the first difference, which the message must name.
 struct Difference {
   std::vector<std::string> purposes;
   std::string error, number, of_others, of_rank_1;

@@ -45,7 +45,6 @@ TEST(CudaLibrary, RefusesToLoadAfterLibtorchLookedForCuda) {
                   "make the World of device cuda");
 }
 
-// StagedCommunicator must send the tensors of one call in place, as the host process group does.
 TEST_ON_RANKS(StagedCommunicator, SendsTensorGroupsInPlace, 2) {
   const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));
   EXPECT_TRUE(staged->moves_groups_in_place());

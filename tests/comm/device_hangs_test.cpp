@@ -152,7 +152,7 @@ struct Case {
 
 class DeviceHangs : public ::testing::TestWithParam<Case> {};
 
-// tests/examples/cuda tests lost collectives, NCCL errors and NCCL initializations that hang.
+// Lost collectives, NCCL errors and hanging NCCL initializations are tested in tests/examples/cuda.
 TEST_P(DeviceHangs, EndTheProcessAfterTheTimeOut) {
   const testing::TemporaryFolder folder;
   const testing::Ended ended =

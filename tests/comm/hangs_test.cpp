@@ -311,8 +311,8 @@ TEST(Hangs, GroupCreatedByOnlyOneRankIsNamed) {
   });
 }
 
-// Ranks that are threads write no flight records to TESSERA_RUN_DIR: worlds of threads in several
-// processes of a job would use the same file names.
+// Ranks that are threads write no flight records to TESSERA_RUN_DIR: threads of equal rank in
+// several processes of a job would write to the same files.
 TEST(FlightRecords, AreNotWrittenToFilesByThreadWorlds) {
   const testing::TemporaryFolder folder;
   const testing::ScopedVariable variable("TESSERA_RUN_DIR", folder.path());

@@ -12,7 +12,6 @@
 namespace tessera::comm {
 namespace {
 
-/// Makes a c10d Gloo process group of `size` threads. Each thread returns a world by make(group).
 std::vector<WorldPtr> worlds_of_groups(
     int size, const std::function<WorldPtr(const detail::GroupPtr& group)>& make) {
   // thread_worlds() turns off libtorch's flight recorder, which has data races between threads.

@@ -94,7 +94,7 @@ WorldWatchPtr watch_of(int rank, int world_size, const StorePtr& store = nullptr
   return std::make_shared<WorldWatch>(settings, std::move(records), store);
 }
 
-/// Calls all_come_at_once() for a group "tp" of a rank that has had `earlier` groups named "tp".
+/// Calls all_come_at_once() as a rank that has already made `earlier` process groups named "tp".
 bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
                     int earlier) {
   const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());

@@ -318,7 +318,7 @@ TEST(PromptCompletions, HaveTargetsOnlyInTheCompletions) {
          {'b' + 256, 0, kNone, kNone, kNone, kNone});
   expect(R"({"prompt": "b", "completion": "b"})", {}, {'b', 'b', 0, 0, 0, 0},
          {'b', 0, kNone, kNone, kNone, kNone});
-  // If the prompt is empty, the first token of the completion is no target.
+  // With an empty prompt, no token precedes the first completion token, so this token is no target.
   expect(R"({"prompt": "", "completion": "xy"})", {}, {'x', 'y', 0, 0, 0, 0},
          {'y', 0, kNone, kNone, kNone, kNone});
   expect(R"({"prompt": "", "completion": "xy"})", {.begin = {9}}, {9, 'x', 'y', 0, 0, 0},

@@ -30,8 +30,8 @@ TEST_F(SentencePieceTokenizer, RefusesMissingAndInvalidFiles) {
   }
 }
 
-/// libsentencepiece defines a flag with the name of a libc10 flag. libsentencepiece must not
-/// overwrite libc10's flag: an error of libtorch would then end the process.
+/// libsentencepiece and libc10 define a flag of the same name. If libsentencepiece's flag replaced
+/// libc10's flag, every error of libtorch would end the process instead of throwing.
 TEST_F(SentencePieceTokenizer, DoesNotOverwriteLibtorchsFlags) {
   if (dlsym(RTLD_DEFAULT, "__asan_init") != nullptr) {
     GTEST_SKIP() << "AddressSanitizer refuses libraries with a scope of their own";

@@ -87,8 +87,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-/// A blocked first stream will change a value from 1 to 0. A second stream copies the value; if
-/// `waits`, after the first stream. Returns the copied value during and after the block.
+/// A first stream, which is blocked, sets a value from 1 to 0. A second stream copies the value (if
+/// `waits`, after the first stream's work). Returns the copy before and after the block ends.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
@@ -117,7 +117,6 @@ TEST(FakeStreams, SynchronizeOnlyThroughEvents) {
   EXPECT_EQ(copies_of_two_streams(/*waits=*/false), std::pair(1, 1));
 }
 
-/// Starts a copy of *host to the device when *host is 1. The copy runs after *host became 2.
 int copy_of_changed(int* host) {
   cudaStream_t stream = new_stream();
   Gate gate(stream);

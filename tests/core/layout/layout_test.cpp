@@ -43,7 +43,7 @@ TEST(Layout, HasOneCanonicalForm) {
             Layout::intern({2, 2}, {{}}, {{0, ReduceOp::kMax}, {1, ReduceOp::kSum}}));
 }
 
-/// Returns the indices that each mesh coordinate owns in a dimension with two Digits (factors).
+/// Returns each mesh coordinate's indices in a dimension whose size is the product of two Digits.
 std::vector<testing::Indices> owned(const testing::Indices& mesh,
                                     const std::vector<Digit>& digits) {
   const auto major = Layout::intern(mesh, one_dim({digits[0]}));

@@ -38,7 +38,7 @@ struct Operation {
   std::function<Tensors(const Tensors&)> run;
   std::vector<LayoutCase> layouts;  ///< on a 2 x 2 mesh if placements have commas; else 4 ranks
   bool differentiable;
-  bool random = false;  ///< true: expects the results of replicated operands
+  bool random = false;  ///< whether the operation draws random numbers
 };
 
 struct Family {

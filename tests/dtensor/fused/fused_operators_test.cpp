@@ -290,7 +290,7 @@ void expect_calls(const Calls& c) {
   }
 }
 
-/// Chunks at positions 3 and 6 are adjacent, but attention processes them separately.
+/// Adjacent chunks, such as at positions 3 and 6, are not merged: each takes two kernel calls.
 TEST(ChunkedAttention, CallsTheKernelTwicePerLaterChunk) {
   for (const Calls& c : {Calls{{0, 9}, 0, 3, 0}, Calls{{3, 6}, 0, 4, 0}, Calls{{6}, 0, 2, 0},
                          Calls{{0}, 0, 1, 0}, Calls{{3, 9}, 3, 2, 2}, Calls{{3, 9}, 4, 4, 2},

@@ -257,7 +257,7 @@ TEST(UserOperatorDeathTest, CallsFailAfterARuleForAnInvalidOperator) {
 TEST_ON_MESH(UserOperator, RuleCanReplaceARuleOfTheLibrary, {2}, {"x"}) {
   const auto whole = at::arange(6, at::kFloat);
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
-  // at::hypot's result is sharded by the library's rule, but replicated by the user's (nullopt).
+  // The user's rule (nullopt) replicates at::hypot's result; the library's rule would shard it.
   const DistributedTensor result(at::hypot(x, x));
   EXPECT_EQ(result.placements(), Placements{Replicate{}});
   EXPECT_EQUAL(result, at::hypot(whole, whole));

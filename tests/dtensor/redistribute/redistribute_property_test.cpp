@@ -40,7 +40,6 @@ at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordina
   return whole;
 }
 
-/// Returns the local tensor at a mesh coordinate: a shard of `whole`, or a Partial shard's term.
 at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices& coordinate) {
   auto local = piece(whole, layout, coordinate);
   for (const auto& partial : layout.partial()) {

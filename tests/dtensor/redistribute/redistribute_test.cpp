@@ -210,7 +210,7 @@ class LoggedCommunicator final : public testing::ForwardingCommunicator {
   bool on_device_;
 };
 
-/// Returns a 2 x 2 mesh that logs collectives. `on_device`: process groups keep call order.
+/// Returns a 2 x 2 mesh that logs collectives. `on_device`: result of keeps_order_on_device().
 DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
   const int row = rank.rank() / 2, column = rank.rank() % 2;
   const auto dp = rank.world()->group({column, column + 2}, "logged dp");

@@ -178,7 +178,8 @@ at::Tensor wrapped(double number) {
   return at::native::wrapped_scalar_tensor(number);
 }
 
-/// All elements are sums of positive and negative terms: infinite terms would add up to NaN.
+/// Each element is a sum of positive and negative terms. If every rank multiplied its term by
+/// infinity, the sum would be inf - inf = NaN.
 TEST_ON_MESH(PartialSums, HandleInfiniteFactors, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
       {"mul", [](auto x) { return at::mul(x, kInfinity); }},

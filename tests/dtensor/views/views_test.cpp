@@ -17,8 +17,8 @@ using testing::values;
 struct ViewCase {
   const char* name;
   std::function<void(at::Tensor&)> write;
-  /// Whether a StrictScope allows the write, which then needs no communication: `rows` if the
-  /// tensor has placement Shard(0), `columns` if it has Shard(1).
+  /// `rows`: whether the write to a tensor with placement Shard(0) needs no communication, so that
+  /// a StrictScope allows the write. `columns`: the same for placement Shard(1).
   bool rows = true;
   bool columns = true;
 };

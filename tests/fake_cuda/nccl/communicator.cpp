@@ -321,7 +321,7 @@ ncclResult_t ncclCommUserRank(ncclComm_t handle, int* rank) {
   return query(handle, rank, &Communicator::rank);
 }
 
-// ncclCommRegister and ncclCommDeregister do nothing: registration has no effect on a buffer.
+// ncclCommRegister and ncclCommDeregister do nothing: the fake uses all buffers in the same way.
 ncclResult_t ncclCommRegister(ncclComm_t, void* buffer, std::size_t, void** handle) {
   count_call("ncclCommRegister");
   *handle = buffer;

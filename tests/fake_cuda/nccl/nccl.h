@@ -87,7 +87,7 @@ class Communicator {
   bool has_turn(std::uint64_t turn) const { return ended_ == turn; }
   void end_turn() { ++ended_; }
 
-  /// Ends the communicator's running operations, and later ones at once. They move no more data.
+  /// Ends all running and later operations of the communicator. These operations move no more data.
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 
@@ -161,7 +161,7 @@ struct Operation {
   bool reduces() const {
     return collective == Collective::kReduceScatter || collective == Collective::kAllReduce;
   }
-  /// Returns the bytes of the operation's input, as comm::Communicator's traffic counters count.
+  /// Returns the input's size in bytes, counted as in comm::Communicator's traffic counters.
   std::size_t input_bytes() const;
 };
 

@@ -377,8 +377,8 @@ bool is_aligned(const Operation& operation) {
   return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
 }
 
-/// For all-gathers, reduce-scatters and all-to-alls: if the bytes sent to one rank are not a
-/// multiple of 16, returns these bytes. Otherwise returns 0.
+/// For all-gathers, reduce-scatters and all-to-alls: returns the number of bytes that are sent to
+/// each rank if this number is not a multiple of 16. Otherwise returns 0.
 std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   const bool in_parts = operation.collective == Collective::kAllGather ||
                         operation.collective == Collective::kReduceScatter ||

@@ -127,7 +127,6 @@ namespace {
   ROW(ncclFloat32, float, "fp32")          \
   ROW(ncclFloat64, double, "fp64")
 
-/// Calls `use` with a null pointer to the C++ type of `type`. Returns false for other types.
 template <class Use>
 bool with_type(ncclDataType_t type, Use&& use) {
   switch (type) {

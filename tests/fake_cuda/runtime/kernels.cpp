@@ -43,7 +43,6 @@ std::function<void()> drop(void** arguments) {
 using HostForm = std::function<void()> (*)(void** arguments);
 using Forms = std::map<std::string, HostForm>;
 
-/// For kernels of one element type: maps a part of the kernel's name to the host version.
 template <class T, class Compute>
 Forms forms_of(const std::string& type, const std::string& compute) {
   const auto fill_kernel = [&](const std::string& draw) {

@@ -23,7 +23,7 @@ struct Block {
   std::size_t bytes;
   MemoryKind kind;
   int device;
-  bool mapped;           ///< false: host memory that the program registered
+  bool mapped;           ///< true: the fake allocated the memory; false: the program did
   void* view = nullptr;  ///< address for the fake's own accesses
 };
 

@@ -31,7 +31,7 @@ struct LaunchSizes {
 /// Returns cudaSuccess if the launch is possible, otherwise the result of refuse_launch().
 cudaError_t check_launch(const char* kernel, const LaunchSizes& sizes, std::size_t shared_limit);
 
-/// Counts a wrong launch. Returns `error`, which cudaGetLastError() also returns then.
+/// Counts a wrong launch, stores `error` for the next cudaGetLastError(), and returns `error`.
 cudaError_t refuse_launch(const std::string& what, cudaError_t error);
 
 cudaError_t last_launch_error();
