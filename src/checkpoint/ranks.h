@@ -52,8 +52,8 @@ void check_gatherable(const at::Tensor& tensor, const std::string& name);
 /// receives every element exactly once, in blocks of bounded size. If several ranks have the same
 /// shard, one of them sends the shard. If the mesh is a slice of a larger mesh, all slices must
 /// have equal values. Collective over `world`, unless every rank has the whole tensor. `device`:
-/// where tensors are sent from. `round_elements`: approximate number of elements that rank 0
-/// receives at once.
+/// tensors are moved to `device` before they are sent. `round_elements`: approximate number of
+/// elements that rank 0 receives at once.
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit,
                    std::int64_t round_elements = std::int64_t{64} << 20);

@@ -1,6 +1,6 @@
-// Small collectives by which ranks compare values and share decisions. They call only functions of
-// Communicator, so every back end supports them. Autograd is disabled in these collectives, so that
-// autograd does not record their tensors in the caller's graph.
+// Small collectives by which ranks compare values and share decisions. Every back end supports
+// these collectives, which call only functions of Communicator. Autograd is disabled, so that the
+// tensors of the collectives are not recorded in the caller's autograd graph.
 
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"

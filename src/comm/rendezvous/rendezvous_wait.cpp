@@ -67,7 +67,7 @@ class Arrivals {
     for (const Arrival& arrival : arrivals_) {
       if (arrival.record != nullptr) {
         const flight::Record& record = *arrival.record;
-        // If no rank is missing, the rendezvous was complete before the rank ended: no error.
+        // An ended rank is no error if no rank is missing: the rank ended after the rendezvous.
         if (!is_alive({record.pid, record.start_time}) && !look().empty()) {
           wait_for_first_failure();
           throw PeerError(detail::concat(

@@ -172,8 +172,8 @@ class ShmGroup {
 
  private:
   void publish(const ShmOperation& operation) {
-    // produce() begins the next round. The memory of `call` is reused two rounds later; by then all
-    // ranks have read `call`.
+    // The call belongs to the next round, which produce() begins. The call's memory is reused two
+    // rounds later; by then all ranks have read the call.
     ShmCall& call = segment_->call(group_.rank, round_ + 1);
     call = {++sequence_,
             operation.elements,

@@ -170,8 +170,8 @@ class SearchState {
     return mesh_dims;
   }
 
-  /// Returns the tensor dimension that the target shards over all of `mesh_dims`. Returns nullopt
-  /// if another mesh dimension of this tensor dimension must be removed or appended first.
+  /// Returns the tensor dimension that the target shards over all of `mesh_dims`; nullopt if there
+  /// is none, or if another of its mesh dimensions must first be removed or appended.
   std::optional<Destination> final_destination(std::span<const int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0 || !complete_[static_cast<std::size_t>(dim)]) {

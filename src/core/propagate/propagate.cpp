@@ -49,7 +49,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
       minor.mesh_dims.push_back(mesh_dim);
       continue;
     }
-    // Each chunk of the unsplit Digit (sub-dimension) must have whole blocks of `minor.extent`.
+    // Chunk sizes of the unsplit Digit (sub-dimension) must be multiples of `minor.extent`.
     if (ceil_div(left * minor.extent, parts) != ceil_div(left, parts) * minor.extent) {
       return std::nullopt;
     }
