@@ -1,5 +1,5 @@
-// Compares the time of saving and loading checkpoints with the time of plain file writes and reads.
-// The differences are the costs of checksums, of several writers, and of background saves.
+// Measures the time to save and load checkpoints and the time to write and read plain files. The
+// difference is the cost of checksums, of several writers, and of background saves.
 //
 //   bench_checkpoint DIR [MIB]     512 MiB of weights by default
 //
@@ -192,8 +192,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   const auto writing = medians(
       {{"plain", [&] { write_plainly(dir / "plain", mib); }},
        {"save", [&] { checkpoint::save(*world, dir / "run", ++step, {model}, {.keep = 2}); }}});
-  // All copies exist at the same time, as in async_save(): a copy into memory that an earlier copy
-  // has used would be faster than in async_save().
+  // copied() keeps all of its copies until it returns, so no copy reuses the memory of another
+  // copy. async_save() also copies into new memory, which is slower than reused memory.
   const auto copying = medians(
       {{"copy", [&] { copied(); }},
        {"async", [&] {

@@ -19,7 +19,7 @@ namespace {
 
 using namespace tessera;
 
-/// Returns weights or inputs made without random numbers: bench_ddp.py computes the same bits.
+/// Returns values of a formula, not random values, so bench_ddp.py can compute the same bits.
 at::Tensor waves(at::IntArrayRef sizes, double phase) {
   return at::sin(at::arange(c10::multiply_integers(sizes), at::kFloat).mul(0.7).add(phase))
       .view(sizes);

@@ -40,7 +40,7 @@ struct Case {
   Tensors inputs;
   Operator run;
   bool records = true;      ///< whether to also measure the call while autograd records
-  std::size_t weights = 0;  ///< this many of the last inputs are replicated; others are Shard(0)
+  std::size_t weights = 0;  ///< number of last inputs that are Replicate(); others are Shard(0)
 };
 
 Tensors inputs_of(const Case& c, bool distribute) {

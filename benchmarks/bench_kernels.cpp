@@ -61,7 +61,7 @@ void time_on_gpu(benchmark::State& state, const Call& call) {
     }
     end.record(stream);
     end.synchronize();
-    // Google Benchmark needs a time above 0, but calls take no time on the fake CUDA of the tests.
+    // With the tests' stub of CUDA, a call takes no time, but Google Benchmark rejects a time of 0.
     state.SetIterationTime(std::max(begin.elapsedTime(end) / 1e3, 1e-6) / kCalls);
   }
 }
@@ -86,8 +86,6 @@ void add(const std::string& name, const Call& call, std::int64_t bytes, bool on_
   }
 }
 
-/// Adds two benchmarks: of the fused kernel `ours` and of the ATen operators `aten`. The number of
-/// bytes of both is that of `inputs` and of the result of `ours`.
 void add_pair(const std::string& name, const std::vector<at::Tensor>& inputs, const Call& ours,
               const Call& aten) {
   std::int64_t bytes = static_cast<std::int64_t>(ours().nbytes());

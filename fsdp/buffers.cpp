@@ -27,7 +27,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // mesh[name] has the root mesh of `mesh`. FSDP and tensor parallelism must use one root mesh.
+  // mesh[name] and `mesh` have the same root mesh, which tensor parallelism must also use.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; make the mesh with names for its dimensions");
   replicate = mesh[names[0]];
@@ -132,7 +132,8 @@ std::int64_t end_of(const Segment& segment) {
   return segment.offset + segment.shape.padded_numel();
 }
 
-/// Returns the smaller dtype: an offset that is aligned for a dtype is aligned for larger dtypes.
+/// Returns the smaller dtype. Offsets count elements, so an offset that is aligned in bytes for a
+/// dtype is also aligned for a larger dtype.
 c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
   return c10::elementSize(a) < c10::elementSize(b) ? a : b;
 }

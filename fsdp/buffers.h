@@ -167,8 +167,8 @@ class FlatBufferLayout {
   }
   /// Whether the shards are in one flat buffer. Otherwise each shard has separate memory.
   bool has_flat() const { return ranks() > 1 || home_.pinned; }
-  /// Whether every parameter is split on dimension 0 and no parameter is a fused weight. The padded
-  /// shards of all ranks, one after another, are then the whole parameter and padding at the end.
+  /// Whether every parameter is split on dimension 0 and no parameter is a fused weight. If so, the
+  /// padded shards of all ranks, concatenated, are the whole parameter followed by padding.
   bool splits_rows() const;
 
  private:

@@ -27,8 +27,8 @@ void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup* group : groups) {
     group->gradients().start_reduce(*this);
-    // If start_reduce() throws, the reduction never ends, so reducing_ gets the group only after
-    // start_reduce().
+    // start_reduce() can throw. finish_reductions() must not wait for a reduction that did not
+    // start, so `reducing_` gets only reductions that have started.
     reducing_.push_back(&group->gradients());
   }
 }
@@ -197,7 +197,7 @@ at::Tensor GradientReduction::shard(std::size_t index) const {
 }
 
 /// Whether the reduce-scatter reads the unsharded gradients directly, without packing. Dimension 0
-/// must divide evenly over the ranks: then a gradient is all ranks' shards without padding.
+/// must divide evenly over the ranks, so that the shards of a gradient need no padding.
 bool GradientReduction::in_place() const {
   const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
     const ShardShape& shape = segment.shape;
@@ -389,8 +389,8 @@ void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::Scal
   }
 }
 
-/// Prepares the gradients on a mesh of one rank, where autograd's gradients are the sums. The
-/// gradients are cast to reduce_dtype, as with more ranks.
+/// Prepares the gradients on a mesh of one rank, where no reduction is needed: casts the gradients
+/// to reduce_dtype, as with more ranks, and makes zeros for undefined gradients.
 void GradientReduction::convert_alone() {
   std::vector<at::Tensor*> defined;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -539,8 +539,8 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
   // Each mesh, with the parameters on this mesh in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
-    // The list includes parameters that this rank did not reduce. Another rank with a part of the
-    // same tensor (another expert, for example) can have run a unit that this rank skipped.
+    // `peers` also gets parameters that this rank did not reduce: a rank with other experts of the
+    // same weight can have run a unit that this rank skipped.
     for (ShardedParameter& parameter : group->parameters()) {
       const DeviceMesh& mesh = parameter.holders();
       auto found = std::ranges::find(peers, mesh, &decltype(peers)::value_type::first);

@@ -353,8 +353,8 @@ namespace {
 
 /// Throws Error if `module` or a submodule has trainable parameters that are in no unit and not in
 /// Options::ignored: their gradients would not be reduced, and each rank would train its own copy.
-/// For the message: `mesh`, the mesh of a unit in the module's forward, and `again`, whether an
-/// earlier check succeeded. Not collective; the result is the same on all ranks.
+/// The message needs the mesh of a unit (`mesh`), and whether an earlier check of the model
+/// succeeded (`again`). Not collective; the result is the same on all ranks.
 void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
   std::unordered_set<nn::SlotPtr> meant;
   for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
@@ -423,8 +423,8 @@ void Unit::make_iteration() {
         group.gradients().set_batch_ranks(mesh_.ranks());
       }
     }
-    // The label is an FQN below the root. Some modules of the unit can be outside of the root, so
-    // the first module below the root gives the FQN.
+    // The label is an FQN relative to the root. A unit can have modules outside of the root, so the
+    // label is the FQN of the unit's first module inside the root.
     const auto below = std::ranges::find_if(
         unit->modules_, [&](const nn::ModuleBase* module) { return names.contains(module); });
     unit->settings_->label = unit->is_root() ? "the root unit" : "unit '" + names.at(*below) + "'";
@@ -445,8 +445,8 @@ std::string Unit::lost_write(const std::string& writer) const {
   return "";
 }
 
-/// Returns an error message if the program has made a write that would be lost. Within forward and
-/// backward returns "", because the unit itself then installs the unsharded parameters.
+/// Returns an error message if the program has made a write that would be lost. Returns "" during
+/// forward and backward, when the unit, not the program, has installed unsharded parameters.
 std::string Unit::write_by_hand() const {
   const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
   return computes || !installed() ? ""
@@ -506,8 +506,8 @@ void Unit::await_compute() {
   comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 
-/// Throws Error if this rank has written to shards whose old values are still gathered. Sends
-/// nothing, unlike await_compute(), because a loss function can call the unit often.
+/// Throws Error if this rank has written to shards whose old values are still gathered. Not
+/// collective, unlike await_compute(), because a loss function can call the unit many times.
 void Unit::refuse_outdated() {
   for (const ParameterGroup& group : groups()) {
     TESSERA_CHECK(

@@ -89,9 +89,9 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// Returns the Digit (sub-dimension) that FSDP splits: the last Digit of a tensor dimension. In a
-/// fused weight the first Digit is the number of blocks. Returns nullptr if a mesh dimension
-/// already splits an earlier Digit.
+/// A tensor dimension consists of Digits (sub-dimensions). FSDP splits the last Digit. In a fused
+/// weight, the first Digit is the number of fused blocks. Returns the last Digit, or nullptr if a
+/// mesh dimension already splits an earlier Digit.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -140,9 +140,9 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 }
 
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
-// tensor-parallel ranks, computed after the reduction. All ranks must take part in this sum, also a
-// rank without tokens (zero gradient, in any layout) and a rank that skipped the module (no
-// gradient). So the ranks agree on the process group of the sum.
+// tensor-parallel ranks, computed after the reduction. All ranks must take part in this sum. A rank
+// without tokens has a zero gradient, in any layout; a rank that skipped the module has no
+// gradient. So the ranks agree on the process group of the sum.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {
@@ -214,7 +214,7 @@ std::vector<std::uint8_t> PartialGradGroup::flags() const {
 }
 
 void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
-  // If a gradient is pending over another process group, converted() later computes that sum.
+  // If a gradient must be summed over another process group, converted() computes this sum later.
   const auto found = std::ranges::find(flags, 1);
   group_ =
       found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
@@ -571,9 +571,9 @@ UnshardedGradient ShardedParameter::take_unreduced() {
   return sum;
 }
 
-/// Does not restore the accumulated gradient if the new gradient can be a pending sum: autograd
-/// would compute the sum at once, possibly on this rank alone. Autograd converts new gradients to
-/// the dtype of the accumulated gradient.
+/// Puts the accumulated gradient into `.grad` of the unsharded parameter, so that autograd adds new
+/// gradients, in the dtype of the accumulated gradient. Not done if a new gradient can be a pending
+/// sum: autograd would compute this sum at once, possibly on this rank only.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
       unsharded_.grad().defined()) {
@@ -641,8 +641,8 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
-    // kAdded: settle_use() must not remove a gradient that existed before this addition, even if no
-    // rank has used the parameter since.
+    // With kAdded, settle_use() keeps the gradient, even if no rank has used the parameter since,
+    // because `.grad` existed before this addition.
   } else if (accumulation_ == Accumulation::kSettled) {
     accumulation_ = Accumulation::kAdded;
   }
@@ -754,8 +754,8 @@ void ShardedParameter::settle_use(bool by_any_rank) {
   if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
     gradient_place().reset();
   } else if (accumulation_ == Accumulation::kSettled && by_any_rank) {
-    // Only other ranks (of another expert, for example) used this parameter. This rank's shard of
-    // the gradient is zero, but must be defined: the optimizer would skip an undefined gradient.
+    // Only other ranks used this parameter, for example ranks with other experts. This rank's shard
+    // of the gradient is zero but must be defined: the optimizer would skip an undefined gradient.
     expect();
     accumulate(at::zeros(shard().sizes(), shard().options()), /*used=*/false);
     arrive();

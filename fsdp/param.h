@@ -72,8 +72,8 @@ class PartialGradGroup {
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
   /// The process group over which gradients must still be summed; nullptr if no sum is needed.
-  /// Before the ranks have agreed: a process group over which a sum can be needed. converted()
-  /// makes a complete gradient a term of this sum.
+  /// Before the ranks have agreed: a process group for which a sum may become necessary.
+  /// converted() makes a complete gradient a term of this sum.
   comm::Communicator* group() const { return group_; }
   /// Records over which process group this rank's `gradient` must be summed.
   void note(const UnshardedGradient& gradient);
@@ -113,7 +113,7 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   bool is_settled() const { return !unsharded && !scattered.local.defined() && !expects; }
 
   [[noreturn]] void refuse() const override;
-  /// Runs zero_ and detach (for zero_grad) and add_ on the placeholder; false for other operators.
+  /// Returns true if `op` is zero_, detach or add_, which run on the placeholder; otherwise false.
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void release_resources() override;
 
@@ -209,8 +209,8 @@ class ShardedParameter {
   /// Adds `gradient`, a plain tensor of the shard's shape (any dtype, any device), to `.grad` of
   /// the sharded parameter. Runs the hooks of register_hook before the addition and the
   /// post-accumulate-grad hook after the addition. `used`: whether this rank contributed to
-  /// `gradient`. An offloaded shard's gradient is copied to CPU memory asynchronously (before hooks
-  /// of register_hook: synchronously); arrive() then completes the addition. Throws Error if
+  /// `gradient`. An offloaded shard's gradient is copied to CPU memory, asynchronously unless hooks
+  /// of register_hook read the gradient; arrive() then completes the addition. Throws Error if
   /// `.grad` or the result of a hook does not have the parameter's layout.
   void accumulate(const at::Tensor& gradient, bool used);
   /// Completes accumulate() for a shard in CPU memory (offload_policy). The CPU must have waited

@@ -459,7 +459,7 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
     groups.push_back(&group());
   }
   // The first call of group() creates the communicator and is collective. So the condition for this
-  // call may depend on the options, but not on what this rank has gathered.
+  // call must be equal on all ranks: options are, but what a rank has gathered is not.
   if (post_forward_.enabled()) {
     groups.push_back(&post_forward_.group());
   }

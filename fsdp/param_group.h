@@ -346,10 +346,10 @@ class ParameterGroup {
 // values are current (free_outdated) and which parameters they used (agree_on_use). These exchanges
 // send only CPU values and wait for no GPU.
 
-/// Checks that the ranks of each process group called the same collectives. The process groups are
-/// compared one after another: first `sharding`, then `replicating`, smaller groups first, so that
-/// larger groups learn of errors in smaller groups. Throws the first Error after the last
-/// comparison, but a PeerError (another rank failed) at once. Collective over all these groups,
+/// Checks that the ranks of each process group called the same collectives. Compares the process
+/// groups one after another: first `sharding`, then `replicating`, smaller groups first, so that
+/// larger groups learn of errors in smaller groups. Compares all groups before it throws an Error.
+/// A PeerError (another rank failed) ends the comparison at once. Collective over all these groups,
 /// which must have the same order on all ranks.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating);

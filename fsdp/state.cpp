@@ -31,8 +31,8 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       // this forward has ended the iteration.
       {kIdle, kAwaitingBackward},
       // The iteration enters kBackward when backward reaches a unit that was called without the
-      // root, an earlier micro-batch of a pipeline, or one forward for the second time
-      // (create_graph, retain_graph).
+      // root, a result of an earlier micro-batch (pipeline parallelism), or a graph that backward
+      // has already used (create_graph, retain_graph).
       {kIdle, kBackward},
       // The iteration enters kForward again when the root's forward begins and the last forward
       // failed or still runs.
@@ -46,8 +46,8 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       // The iteration enters kForward when the root's forward begins and the previous forward had
       // no backward.
       {kAwaitingBackward, kForward},
-      // The iteration enters kAwaitingBackward again when a method of the root ends that has called
-      // the root's forward.
+      // The iteration enters kAwaitingBackward again at the end of a method of the root, if this
+      // method has called the root's forward.
       {kAwaitingBackward, kAwaitingBackward},
       // The iteration enters kBackward when backward reaches the first unit.
       {kAwaitingBackward, kBackward},
@@ -81,8 +81,8 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       // The unit enters kBackward when a backward runs within the unit's forward or after the
       // forward failed.
       {kForward, kBackward},
-      // The unit enters kIdle when the root's forward begins and the last forward failed in a later
-      // module.
+      // The unit enters kIdle when the root's forward begins and the previous forward failed after
+      // autograd had recorded a first result of the unit.
       {kForwardRecorded, kIdle},
       // The unit enters kAwaitingBackward when all of its modules have run.
       {kForwardRecorded, kAwaitingBackward},
@@ -93,8 +93,8 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       {kAwaitingBackward, kIdle},
       // The unit enters kForward when it runs a second forward before backward.
       {kAwaitingBackward, kForward},
-      // The unit enters kForwardRecorded when a method of the unit ends that has called the unit's
-      // forward.
+      // The unit enters kForwardRecorded at the end of a method of the unit, if this method has
+      // called the unit's forward.
       {kAwaitingBackward, kForwardRecorded},
       // The unit enters kBackward when backward reaches a result of the unit, or the unit's forward
       // is recomputed.

@@ -219,9 +219,9 @@ Unit::Unit(const UnitSpec& spec)
     groups_.emplace_back(parameters, mp_policy_, spec.options.post_forward_mesh_size, settings_);
   }
   buckets_left_ = groups_.size();
-  // A parameter on its own mesh (of an expert, for example) has different values along the unit's
-  // mesh, so gradient norms must count the parameters of all ranks. The exception is a distributed
-  // tensor whose mesh contains the unit's mesh: all ranks then have parts of one tensor.
+  // A parameter on another mesh (an expert's, for example) differs between the ranks of the unit's
+  // mesh, so a gradient norm includes the parameters of all these ranks. Exception: a distributed
+  // tensor whose mesh contains the unit's mesh is one tensor.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
@@ -314,9 +314,9 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
-  // Only a root's training forward exchanges the numbers of batch rows: replicas can evaluate
-  // independently, and a recomputation uses the random positions of its forward. After an iteration
-  // that this rank abandoned, nothing is exchanged, because other ranks may call other collectives.
+  // Only a root's training forward exchanges the numbers of batch rows. Replicas can evaluate
+  // independently. A recomputation reuses the random numbers of its forward. After an iteration
+  // that this rank abandoned, nothing is exchanged: other ranks may call other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -357,7 +357,7 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (mp_policy_.cast_forward_inputs) {
     cast_floating(inputs, mp_policy_.param_dtype);
   }
-  const OperatorModePause pause;  // the operator mode does not see FSDP's own operators
+  const OperatorModePause pause;
   if (phase_ == UnitPhase::kBackward) {
     unshard();
     if (nn::is_recomputing()) {
@@ -405,7 +405,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A registered method can end after a forward call in the method, which changes the phase.
+  // If a registered method has called forward, this forward has already changed the phase.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);

@@ -71,11 +71,12 @@ struct RowRange {
 class RandomAgreement {
  public:
   /// To be called when a training forward of `modules` begins. `dims`: the data-parallel mesh
-  /// dimensions. `rows`: exchanges the batch rows of all ranks. `count`: the number of batch rows
-  /// on this rank. The first two calls are collective, with CPU values; later calls only if the
-  /// model has drawn random numbers on any rank. The first exchange also compares the origins of
-  /// the parameters of `groups`. Throws PeerError. Throws Error on all ranks that share a parameter
-  /// whose shards are parts of different tensors.
+  /// dimensions. `rows`: exchanges the ranks' numbers of batch rows. `count`: the number of batch
+  /// rows on this rank. The first two calls are collective, with CPU values; a later call is
+  /// collective only if the model has drawn random numbers on any rank. The first exchange also
+  /// compares ShardedParameter::origin of the parameters of `groups`. Throws PeerError. Throws
+  /// Error, on all ranks that share a parameter, if the parameter's shards were cut from different
+  /// tensors.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
@@ -91,7 +92,7 @@ class RandomAgreement {
   bool draws_ = false;  ///< whether any rank has drawn random numbers
   RowRange rows_;
   bool quiet_ = false;  ///< whether no rank drew a random number in two forwards
-  /// Batch rows of the previous forward, if the ranks have not exchanged their numbers of rows.
+  /// The BatchRows of the last forward that began without an exchange of the batch rows.
   std::shared_ptr<tessera::detail::BatchRows> unasked_;
 };
 
@@ -106,7 +107,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   ~IterationState();
 
   IterationPhase phase() const { return phase_.now(); }
-  /// Whether an iteration has begun and not ended. After an error, true until an iteration begins.
+  /// Whether an iteration has begun and not ended. The next forward ends a failed iteration.
   bool is_open() const;
   /// Whether the backward of this iteration has thrown. The phase then stays kBackward until the
   /// next forward of the root.
@@ -117,7 +118,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   void forget_failure();
   /// Whether the root's forward or a backward runs.
   bool runs() const { return is_under_way() && phase() != IterationPhase::kAwaitingBackward; }
-  /// Returns the parameter groups of all units whose mesh is a part of `mesh`.
+  /// Returns the parameter groups, of all units, that are on `mesh` or on a part of `mesh`.
   std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
   /// The units that the program has not destroyed, the root first.
   std::vector<std::shared_ptr<Unit>> units() const;
@@ -354,7 +355,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool warned_ = false;       ///< whether a warning about modules that did not run was printed
   /// The random-number scope of each running forward call; nullptr for a call within another scope.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
-  RandomAgreement random_agreement_;  ///< used by the root unit
+  RandomAgreement random_agreement_;  ///< used only if this unit is the root
   bool warned_of_rows_ = false;
   /// Root unit: a hash of all nn::ParameterSlots at the last check_all_in_units().
   std::optional<std::uint64_t> checked_slots_;
@@ -371,8 +372,8 @@ std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller);
 /// Returns the units of `module` and, with `recurse`, of its submodules: each unit once, in the
 /// order of registration.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse);
-/// Like units_of() without `caller`, but throws Error if there is no unit. The message begins with
-/// `caller`, the name of the called function.
+/// Returns units like the overload without `caller`, but throws Error if there is no unit. The
+/// message begins with `caller`, the name of the called function.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
                                             const char* caller);
 

@@ -176,7 +176,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a write above the file-size limit then returns an error
+  std::signal(SIGXFSZ, SIG_IGN);  // write() beyond the file-size limit returns an error
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     tessera::files::flush_output();
@@ -198,7 +198,6 @@ class Entries {
   Entries(const CLI::App& app, const std::vector<FlagNames>& alternatives, std::string file)
       : app_(app), alternatives_(alternatives), file_(std::move(file)) {}
 
-  /// Adds the flags in `table`: the whole file or, if `section` is not "", the section `section`.
   void add(const toml::table& table, const std::string& section = "") {
     for (const auto& [key, node] : table) {
       const std::string name(key.str());
@@ -475,8 +474,8 @@ std::filesystem::path place_of(const std::string& file) {
   return place.has_filename() ? place : place.parent_path();
 }
 
-/// Returns the paths of all files that a program reads if a flag names `path`: a file, a glob or a
-/// model's folder. Missing files are not reported here, but by the code that reads them.
+/// Returns the paths of all files that a program reads for a flag with the value `path`: a file,
+/// the matches of a glob, or the files in a model's folder. Missing files are not reported here.
 std::vector<std::string> places_read(const std::string& path) {
   constexpr std::array kOfModel{"*.safetensors",     "*.safetensors.index.json",
                                 "config.json",       "generation_config.json",

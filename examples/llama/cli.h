@@ -19,14 +19,15 @@ namespace llama {
 using FlagNames = std::vector<std::string>;
 
 /// Parses `arguments` (without the program's name) into the options declared on `app`. Adds
-/// --config-file, which reads flags from a TOML file. Keys are the flags' names, at the top level
-/// or in the table of the flag's group (CLI::Option::group): steps = 3 in [training]. `true` stands
-/// for a flag without a value, an array for a flag given several times. A flag on the command line
-/// overrides the same flag in the file. `alternatives`: lists of flags that exclude each other; any
-/// flag of a list on the command line overrides all flags of this list in the file. `first`: the
-/// flags that --help shows; {}: all flags. --help-all shows all flags. Throws tessera::Error, for
-/// example for an unknown name, for a key in a wrong section, and for two different values of a
-/// flag that takes one value. Throws CLI11's Success after printing --help.
+/// --config-file, which reads flags from a TOML file. The keys in this file are the names of flags,
+/// at the top level or in the section of the flag's group (CLI::Option::group). In the file, `true`
+/// stands for a flag without a value, and an array for a flag given several times. A flag on the
+/// command line overrides the same flag in the file. `alternatives`: lists of flags that exclude
+/// each other; any flag of a list on the command line overrides all flags of this list in the file.
+/// `first`: the flags that --help shows; if `first` is empty, --help shows all flags. --help-all
+/// shows all flags. Throws tessera::Error, for example for an unknown name, for a key in a wrong
+/// section, and for two different values of a flag that takes one value. Throws CLI::Success after
+/// printing --help.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
@@ -55,7 +56,7 @@ using tessera::nearest;
 /// A flag of a program after parsing, with the user's value or the default value.
 struct ResolvedFlag {
   std::string name;
-  std::string section;                ///< the table of the configuration file that has the flag
+  std::string section;                ///< the flag's section in a configuration file
   std::vector<std::string> values{};  ///< the flag's values; empty if the flag has none
   std::string note{};  ///< reason to omit the flag from a configuration file; "": none
   bool is_list = false, is_number = false, is_switch = false, is_path = false;
@@ -68,16 +69,15 @@ struct LeftOut {
 };
 
 /// Returns all flags that a configuration file can have, in the order of --help-all. Paths of
-/// files, folders and globs are absolute. A flag that is not given has the current value of the
-/// variable that the flag sets.
+/// files, folders and globs are absolute. A flag that the user did not give has its default value.
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
 /// Sets ResolvedFlag::note of the flags in `left_out`. to_toml() writes these flags as comments.
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
 
 /// Returns the names and values of the flags that must be equal on all ranks. Omits --metrics and
-/// --tensorboard, which only rank 0 writes. Paths can differ between ranks, so the value of a path
-/// says only whether the flag is given.
+/// --tensorboard, which only rank 0 writes. Omits the values of flags that take a path, because
+/// paths can differ between ranks: the returned value only shows that the flag is given.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
 /// Returns the flags as the text of a --config-file, divided into sections. Flags that are omitted

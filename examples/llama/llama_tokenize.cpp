@@ -94,7 +94,7 @@ TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
   return o;
 }
 
-/// Returns the id of the token `text`: a number is an id, any other text must be one token.
+/// Returns the id of a token. `text`: the id in decimal digits, or the text of exactly one token.
 std::int64_t token_of(const std::string& text, const data::Tokenizer& tokenizer) {
   const bool is_id = text.find_first_not_of("0123456789") == std::string::npos && text.size() < 10;
   const std::vector<std::int64_t> ids =

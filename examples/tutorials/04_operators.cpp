@@ -71,8 +71,8 @@ TORCH_LIBRARY_IMPL(tutorial, Autograd, library) {
 // [autograd]
 
 // [rule] The sharding rule. The rows of a, the columns of b, and the inner dimension of both get a
-// label, as in einsum. A mesh dimension may split the matrix product along any one of the labels.
-// The inner dimension is summed over, so that the result is then Partial.
+// label, as in einsum. A mesh dimension may split the matrix product along any one label. If the
+// inner dimension is split, the result is Partial: each rank has one term of the sum.
 std::optional<ShardingRule> rule_of_scaled_product(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int rows = rules::add_factor(rule, call.tensor(0).size(0));

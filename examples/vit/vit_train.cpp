@@ -45,8 +45,8 @@ struct Config {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Config, image_size, channels, patch_size, dim,
                                                 depth, heads, mlp_dim, classes, dropout)
 
-/// Reads a config.json; missing names keep their defaults. Throws Error, with the correct form, for
-/// a file that is not a configuration, for unknown names, and for impossible sizes.
+/// Reads a config.json; missing keys keep their defaults. Throws Error for a file that is not a
+/// JSON object, for unknown keys, and for impossible sizes.
 Config read_config(const std::string& path) {
   const std::string text = files::read_file(path, "a config.json", 1 << 20);
   const nlohmann::json known = Config{};
@@ -243,8 +243,8 @@ struct Options {
   double lr = 1e-3;
   bool plan = false, json = false;
 
-  /// The flags and values that must be equal on all ranks. For a folder, the value says only
-  /// whether the flag is given.
+  /// The flags and values that must be equal on all ranks. Paths of folders can differ between
+  /// ranks: the value of such a flag only shows whether the flag is given.
   std::map<std::string, std::string> shared() const {
     return {{"--config", nlohmann::json(config).dump()},
             {"--steps", std::to_string(checkpoints.steps)},

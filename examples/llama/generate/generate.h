@@ -36,13 +36,13 @@ class Sampler {
 
 struct PromptText {
   std::string text;
-  bool is_whole = false;  ///< whether `text` already has begin tokens, from a chat template
+  bool is_whole = false;  ///< whether a chat template has added beginning-of-text tokens
 };
 
-/// Returns the prompts of the command line or of the files of --prompts. A text file has one prompt
-/// per line. A *.jsonl file has objects with the field "prompt": a text, or a list of one text, for
-/// which is_whole is true. Empty lines are ignored. Throws tessera::Error for a file of another
-/// format (the message has the line), and for a file without prompts.
+/// Returns the prompts of the command line and of the files of --prompts. A text file has one
+/// prompt per line. A *.jsonl file has one object per line; the field "prompt" is a string, or a
+/// list of one string, which sets is_whole. Empty lines are ignored. Throws tessera::Error for a
+/// file without prompts, and for a line of another format; the message has the line's number.
 std::vector<PromptText> prompt_texts(const GenerateOptions& options);
 
 }  // namespace llama

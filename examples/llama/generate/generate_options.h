@@ -1,5 +1,5 @@
-// The options of llama_generate, in a separate header so that the command line compiles without the
-// model.
+// The options of llama_generate. The code that parses the command line includes only this header,
+// not the headers of the model.
 
 #pragma once
 

@@ -61,7 +61,7 @@ class TextWriter {
     }
   }
 
-  /// Adds a token to text `index`. Returns false if writing failed, so that the text ends.
+  /// Appends a token to the text with index `index`. Returns false if writing the output failed.
   bool push(std::size_t index, std::int64_t token) {
     GrowingText& text = texts_[index];
     text.tokens.push_back(token);
@@ -230,13 +230,13 @@ Tokens of_rank_0(Tokens own, comm::Communicator* ranks, c10::Device device) {
   return own;
 }
 
-/// Continues `prompts` (at least one token each) as one batch with a key-value cache. Generation of
-/// a text ends at one of the tokens `end`, which is not passed to `sink`, or after
-/// options.max_tokens. The batch does not change what is generated for a prompt, except by
-/// rounding. The random numbers of a text depend on the text's index in the batch. `ranks`: the
-/// process group of the ranks that compute the model together; nullptr for one rank. With a group,
-/// the call is collective: rank 0 chooses the tokens and calls `sink`, which can be empty on the
-/// other ranks. Throws Error for a prompt without tokens, and the model's errors.
+/// Continues `prompts` as one batch with a key-value cache. Generation of a text ends at one of the
+/// tokens `end`, which is not passed to `sink`, or after options.max_tokens. The other prompts of
+/// the batch change a generated text only by rounding. The random numbers of a text depend on the
+/// text's index in the batch. `ranks`: the process group of the ranks that compute the model
+/// together; nullptr for one rank. With a process group, the call is collective: rank 0 chooses the
+/// tokens and calls `sink`, which can be empty on the other ranks. Throws Error for an empty
+/// prompt.
 GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
                                const SamplingOptions& options, const Tokens& end,
                                const TokenSink& sink, comm::Communicator* ranks) {
@@ -281,10 +281,9 @@ struct TextLoss {
 
 /// Returns the mean loss of all tokens but the first. The model reads the text in windows of
 /// `window` tokens. Each window begins `stride` tokens after the previous window. Each token is
-/// predicted once: in the first window that has earlier tokens, from these tokens. If stride ==
-/// window, the first prediction of a window has one token of context. A smaller stride costs more
-/// and gives more context. Collective if logits are split over the vocabulary. Throws Error for
-/// fewer than two tokens.
+/// predicted once, from the earlier tokens of the first window that has the token and an earlier
+/// token. A smaller `stride` gives each prediction more context and costs more time. Collective if
+/// logits are split over the vocabulary. Throws Error for fewer than two tokens.
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
   const tensor_parallel::CrossEntropyOptions options{.reduction = at::Reduction::Sum};
   const c10::NoGradGuard no_grad;
@@ -334,8 +333,8 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   nn::check_initialized(*model);
   model->eval();
   {
-    // This forward records an autograd graph, in which the parallel styles find parameters that the
-    // tensor-parallel plan does not cover.
+    // This forward records an autograd graph. Tensor parallelism searches the graph for parameters
+    // that the tensor-parallel plan does not cover.
     const c10::AutoGradMode gradients(true);
     (*model)(at::zeros({1, 1}, at::device(c10::Device(options.device)).dtype(c10::kLong)));
   }
@@ -351,7 +350,6 @@ struct Run {
   DeviceMesh mesh;
 
   bool prints() const { return mesh.local_rank() == 0; }
-  /// Returns `tokens` preceded by the tokens that begin a text, if the model has begin tokens.
   Tokens with_begin_tokens(const Tokens& tokens) const {
     Tokens all = text_begin(*tokenizer, special);
     all.insert(all.end(), tokens.begin(), tokens.end());

@@ -81,8 +81,8 @@ planning::MakeRun run_of(const TrainOptions& options) {
 /// The bytes that one module communicates by one collective on one process group in a training
 /// step.
 struct ModuleTraffic {
-  /// The FQN of the module, with "*" for indices: "model.layers.*.mlp"; "" for the root module and
-  /// outside of modules.
+  /// The FQN of the module, with "*" for indices: "model.layers.*.mlp". "" stands for the root
+  /// module and for collectives that run outside of all modules.
   std::string module;
   bool backward = false;
   std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
@@ -95,9 +95,10 @@ std::string pattern_of(const std::string& fqn) {
   return std::regex_replace(fqn, number, "$1*");
 }
 
-/// Attributes each collective of rank 0 to a module: in forward to the innermost running module, in
-/// backward to the module whose output got its gradient last. The last module of backward also gets
-/// the collectives of gradient clipping and of the optimizer. Adds permanent hooks to the model.
+/// Attributes each collective of rank 0 to a module: in forward, to the innermost running module;
+/// in backward, to the module whose output's gradient was computed most recently. The collectives
+/// of gradient clipping and of the optimizer count for the last module of backward. Adds permanent
+/// hooks to the model.
 class TrafficByModule {
  public:
   TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
@@ -133,7 +134,6 @@ class TrafficByModule {
   }
 
  private:
-  /// Attributes all collectives that count() has not yet attributed to the current module.
   void count() {
     const std::string module = !running_.empty() ? running_.back() : backward_.value_or("");
     for (const auto& [key, traffic] : counter_.since(last_)) {
@@ -159,7 +159,7 @@ class TrafficByModule {
   comm::TrafficCounter& counter_;
   comm::TrafficTable last_;
   std::vector<std::string> running_;     ///< modules whose forward is running, innermost last
-  std::optional<std::string> backward_;  ///< the module whose output got its gradient last
+  std::optional<std::string> backward_;  ///< the current module in backward
   std::vector<ModuleTraffic> modules_;
 };
 
@@ -188,9 +188,10 @@ TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
   return options;
 }
 
-/// Plans one rank of each planning::RankKind. If --ac is auto, sets `options.ac` to the activation
-/// checkpointing (perhaps only of the first blocks) with the least recomputation that fits the
-/// machine, or to "full" if nothing fits. Throws Error for options that llama_train rejects.
+/// Plans one rank of each planning::RankKind. If --ac is auto, sets `options.ac` to the setting
+/// with the least recomputation whose plan fits into device memory, or to "full" if no plan fits.
+/// This setting can checkpoint only the first blocks. Throws Error for options that llama_train
+/// rejects.
 planning::RunPlan plan_llama(TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
   const auto plan = [&] {
@@ -255,9 +256,9 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
 
 struct ExpertPlan {
   models::ParameterCount parameters;
-  /// Numbers of rows (tokens) of an expert in a micro-batch: the mean over experts, the maximum by
-  /// --expert-load, and the worst case, in which one expert gets all tokens of the ranks that share
-  /// the experts.
+  /// Numbers of rows (tokens) that an expert gets in a micro-batch: the mean over the experts, the
+  /// maximum that --expert-load specifies, and the worst case, in which one expert gets all tokens
+  /// of the ranks that share the experts.
   double mean_rows = 0, largest_rows = 0, most_rows = 0;
   /// The bytes that rank 0, which has the most experts, sends in the all-to-alls of one layer, in
   /// forward and backward of one micro-batch. Recomputation is not counted.

@@ -42,7 +42,7 @@ bool is_zstd(const InputFile& file) {
 }
 
 /// Reads a file as it is, or decompresses gzip (RFC 1952). The contents of consecutive gzip members
-/// are joined; other bytes after a member are ignored, as the program gzip does.
+/// are joined. Like the program gzip, GzipStream ignores other bytes after the last member.
 class GzipStream final : public ByteStream {
  public:
   explicit GzipStream(std::string path)
@@ -221,8 +221,8 @@ std::optional<Piece> DocumentReader::next_text() {
     return std::nullopt;
   }
   const bool begins = place_.offset == 0;
-  // cut_of() gets at most kPieceBytes + 1 bytes, so that the cut does not depend on the number of
-  // bytes in the buffer.
+  // The buffer can contain more than kPieceBytes + 1 bytes. cut_of() gets only the first
+  // kPieceBytes + 1 bytes: with all bytes, the cut would depend on how full the buffer is.
   Piece piece = take(longer ? cut_of(left().substr(0, kPieceBytes + 1)) : left().size());
   piece.begins = begins;
   piece.ends = !longer;

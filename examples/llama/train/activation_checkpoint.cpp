@@ -1,5 +1,5 @@
-// --ac auto: chooses activation checkpointing from a plan of the run's memory. llama_plan makes the
-// plan in a separate process, because a process that plans gets another memory allocator.
+// --ac auto: chooses activation checkpointing from a plan of the run's memory. The program
+// llama_plan makes the plan, because planning replaces the CPU allocator of its process.
 
 #include <ATen/ops/empty.h>
 #include <c10/util/ScopeExit.h>
@@ -89,8 +89,8 @@ std::string error_in(const std::string& log) {
   return last.empty() ? "the program wrote nothing" : last;
 }
 
-/// Returns llama_plan's JSON for this run on devices with `room` bytes. The GPU type in the call is
-/// arbitrary, because the speed of a GPU does not change how much memory a run needs.
+/// Returns llama_plan's JSON for this run on devices with `room` bytes. llama_plan needs a --gpu,
+/// but any GPU type will do: the speed of a GPU does not change how much memory a run needs.
 nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
   std::string name = std::filesystem::temp_directory_path() / "llama_train-XXXXXX";
   TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, "can't create the folder ", name,

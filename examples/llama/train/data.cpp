@@ -232,8 +232,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// Returns the fingerprint of the tokenizer's first file. Its field "beside" has the fingerprints
-/// of the tokenizer's other files. Returns null for the byte tokenizer ("").
+/// Returns the fingerprint of the tokenizer's first file. The field "beside" of this fingerprint
+/// has the fingerprints of the tokenizer's other files. Returns null for the byte tokenizer ("").
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};
@@ -287,7 +287,7 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
   }
   TrainingData data;
   if (!options.text.empty() || !options.jsonl.empty() || !options.eval_text.empty()) {
-    // A new model that is trained without --tokens accepts a tokenizer of any vocabulary.
+    // For a new model that trains on text, open_tokenizer() can return the byte tokenizer.
     const bool new_to_text = options.model.empty() && options.tokens.empty();
     data.tokenizer = open_tokenizer(options.tokenizer, options.model, config, new_to_text);
   }
@@ -368,8 +368,8 @@ void adapt_older_record(Json& saved, Json& now) {
 
 std::string data_change(Json saved, Json now) {
   adapt_older_record(saved, now);
-  // Only a run on texts has the field "tokenizer". Fingerprints of texts and of token shards have
-  // different fields, so the first different field would not explain the error to the user.
+  // A change between texts and token shards gets its own message. Only the fingerprint of texts has
+  // the field "tokenizer".
   if (saved.contains("tokenizer") != now.contains("tokenizer")) {
     return now.contains("tokenizer") ? "text instead of tokens" : "tokens instead of text";
   }
@@ -380,7 +380,6 @@ void check_same_data(const TrainOptions& options, const TrainingData& data, comm
   const std::vector<std::string> held_out = options.eval_text.empty()
                                                 ? shards_of("--eval-tokens", options.eval_tokens)
                                                 : options.eval_text;
-  // With --steps 0 no training data are compared, and "training" is null.
   const Json own = {{"training", options.steps > 0 ? data_fingerprint(options, data) : Json()},
                     {"held-out", to_json(data::fingerprints(held_out))}};
   const std::vector<std::string> all = comm::texts_that_differ(*start_group(world), own.dump());

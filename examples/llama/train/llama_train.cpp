@@ -114,8 +114,8 @@ void take_run_folder(const TrainOptions& options, bool goes_on) {
 
 // ---- Outputs.
 
-/// Returns the files that --save-hf copies next to the weights: the files of --model, with the
-/// tokenizer of --tokenizer instead of the model's tokenizer. nullopt without both flags.
+/// Returns the files that --save-hf copies next to the weights: the files of --model, but with the
+/// tokenizer of --tokenizer, if given. Returns nullopt if neither flag is given.
 std::optional<std::map<std::string, std::filesystem::path>> copied_files(const TrainOptions& o) {
   if (o.model.empty() && o.tokenizer.empty()) {
     return std::nullopt;
@@ -132,7 +132,6 @@ std::optional<std::map<std::string, std::filesystem::path>> copied_files(const T
       std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
   chosen.erase("generation_config.json");
   if (!std::filesystem::is_directory(tokenizer)) {
-    // The file of --tokenizer replaces the model's tokenizer files, and gets the usual name.
     for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
       chosen.erase(form);
     }
@@ -319,7 +318,7 @@ Json checkpoint_entries(const LlamaRun& run) {
 
 /// Compares the fine-tuning flags of this run with the flags in the checkpoint. Called before
 /// tensors are loaded, because the error for missing tensors would not name the flags. With
-/// --initial-load, flags can differ if the tensors still fit.
+/// --initial-load, flags that do not change the adapters or the optimizer can differ.
 void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
                              const TrainOptions& options) {
   // Checkpoints of older versions of llama_train lack the record of fine-tuning flags.
@@ -415,7 +414,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
 /// Returns the mean loss of the held-out data with the current weights; nullopt if `stop`, which is
 /// called after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // targets per rank, summed over the batches; 0: none ignored
+  double counted = 0;  // targets per rank, summed over batches; 0 if the loader ignores no targets
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));

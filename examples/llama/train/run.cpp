@@ -109,7 +109,7 @@ ParallelOptions parallel_options(const TrainOptions& options) {
 }
 
 /// Creates the model on the meta device, with adapters and frozen parameters as the flags say. Call
-/// parallelize() afterwards: parallelize() shards each adapter like the adapter's weight.
+/// parallelize() afterwards, which shards an adapter like the base weight that the adapter changes.
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& config) {
   std::shared_ptr<Llama> model;
   {
@@ -576,9 +576,9 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
       sizes.push_back(o.expert_load > 1 && rank == 0 ? 1 : 0);
     }
     if (o.cp > 1) {
-      // The mesh dimension "cp" comes just before "tp", the last dimension. The first and the last
-      // rank along "cp" make fewer calls than the ranks between them, and the first rank adds more
-      // gradients than others. With a sliding window, each rank along "cp" differs from the others.
+      // The mesh dimension "cp" comes just before "tp", the last dimension. Each attention layer
+      // calls 3 attention kernels on the first rank along "cp", 2 on the last rank, and 4 on other
+      // ranks. With a sliding window, the number can differ on each rank.
       const std::int64_t rank = coordinate[coordinate.size() - 2];
       const bool differs = window > 0 || rank == 0;
       sizes.push_back(differs ? rank : rank == o.cp - 1 ? 2 : 1);

@@ -33,14 +33,14 @@ void choose_kernels(const TrainOptions& options);
 Config model_config(const TrainOptions& options);
 
 /// Throws the errors of model_config(), and Error for --lora-targets and --freeze that don't fit
-/// the model. Needs no world (comm::World): the errors are found before the ranks connect, so that
-/// no rank reports a missing rank.
+/// the model. Needs no comm::World, so a rank can throw before the ranks connect. If a rank failed
+/// later, other ranks would only report that a rank is missing.
 void check_model(const TrainOptions& options);
 
-/// Replaces --ac auto by the activation checkpointing with the least recomputation whose planned
-/// memory fits into --memory or the smallest GPU of all ranks; by "full" if nothing fits. Prints
-/// the choice on rank 0, which runs llama_plan. Throws tessera::Error on all ranks if the plan
-/// fails. Collective over `world` with --ac auto.
+/// Replaces --ac auto by the setting with the least recomputation among those whose planned memory
+/// fits into --memory or, by default, the smallest GPU of all ranks; by "full" if none fits. Rank 0
+/// runs llama_plan and prints the choice. Throws tessera::Error on all ranks if the plan fails.
+/// Collective over `world` with --ac auto.
 TrainOptions with_chosen_ac(TrainOptions options, tessera::comm::World& world);
 
 /// Returns the FLOPs per token of a training step. Omits the gradients of weights that --freeze or
