@@ -43,10 +43,10 @@ using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
 class FakeMode : tessera::detail::NoCopy {
  public:
   using Observer = std::function<void(const FakeCall&)>;
-  /// `device`: the device that the FakeMode simulates: fused operations allocate the same memory as
-  /// on this device. `observer`: a function that is called for each operator call, on the thread of
-  /// the call; can be empty. `rules`: functions that return the results of operators whose result
-  /// sizes depend on values ("aten::nonzero"); the functions apply to tensors of all types.
+  /// `device`: the device that the FakeMode simulates. Fused operations allocate as much memory as
+  /// they would on that device. `observer`: a function that is called for each operator call, on
+  /// the thread of the call; can be empty. `rules`: functions that return the results of operators
+  /// whose result sizes depend on values ("aten::nonzero"), for tensors of all types.
   explicit FakeMode(c10::DeviceType device = c10::DeviceType::CPU, Observer observer = {},
                     std::map<std::string, FakeRule> rules = {});
   ~FakeMode();

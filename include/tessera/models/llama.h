@@ -57,12 +57,12 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// the tokens follow the tokens in the cache: the first call gets the prompts, each later call
   /// one token per text; only the logits of the last position are returned, (batch, vocabulary).
   ///
-  /// `positions`, (batch, sequence) int64, are the positions of tokens within their documents: 0
-  /// where a document begins, otherwise one more than the position of the previous token. A token
-  /// then attends only to its own document. The CPU reads the positions, and waits for a GPU to do
-  /// so, unless `documents` were already computed from the positions. With context parallelism,
-  /// `tokens` are this rank's part of each sequence, `positions` has the positions of all tokens,
-  /// and a cache is not supported.
+  /// `positions`, (batch, sequence) int64: the position of each token within its document. The
+  /// first token of a document has position 0, and each later token one more than the previous
+  /// token. A token then attends only to its own document. Without `documents`, the CPU reads the
+  /// positions: if the positions are on a GPU, forward waits for a copy to the CPU. With context
+  /// parallelism, `tokens` are this rank's part of each sequence, `positions` has the positions of
+  /// all tokens, and a cache is not supported.
   ///
   /// Throws Error for more than max_sequence positions, and for `positions` together with a cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
@@ -97,9 +97,9 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// blocks.
   std::vector<std::vector<nn::ModuleBase*>> fsdp_units() override;
   void set_context_parallel(const DeviceMesh& mesh) override;
-  /// Initializes weights from a truncated normal distribution (3 standard deviations), norms with
-  /// ones, and output projections with a standard deviation scaled by depth. Also computes the
-  /// rotary tables.
+  /// Initializes weights from a normal distribution truncated at 3 standard deviations, norms with
+  /// ones. For the output projections of attention and MLP in a model of L layers, the standard
+  /// deviation is divided by sqrt(2 L). Also computes the rotary tables.
   void reset_parameters(const nn::InitContext& init) override;
 
   at::Tensor features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,

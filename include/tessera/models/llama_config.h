@@ -42,7 +42,7 @@ struct LlamaConfig {
 
   /// Number of experts in a mixture of experts; 0: every layer has one MLP.
   std::int64_t num_experts = 0;
-  std::int64_t num_experts_per_tok = 0;    ///< number of experts that compute each token
+  std::int64_t num_experts_per_tok = 0;    ///< number of experts that process each token
   std::int64_t moe_intermediate_size = 0;  ///< number of hidden features of each expert
   bool norm_topk_prob = true;  ///< whether a token's router weights are divided by their sum
   /// Coefficient of the load-balancing loss in training; 0 unless config.json has

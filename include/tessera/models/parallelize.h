@@ -43,10 +43,10 @@ enum class ActivationMemory {
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
-  /// With sequence parallelism: whether the gradients of a block's gathered inputs are reduced
-  /// while the gradients of the weights are computed (ColwiseOptions::regather). If `activations`
-  /// is kAll, the split inputs are saved, and backward gathers the inputs again. Otherwise backward
-  /// recomputes the gathered inputs.
+  /// With sequence parallelism, if true: backward reduces the gradients of a block's gathered
+  /// inputs while it computes the gradients of the weights (ColwiseOptions::regather). If
+  /// `activations` is kAll, forward saves only the split inputs, and backward gathers the inputs
+  /// again. With other values of `activations`, backward recomputes the gathered inputs.
   bool regather = true;
   /// Whether the last block and the units after the last block are resharded after forward, if
   /// `fsdp` reshards units after forward. Backward begins with these units, so resharding costs a
@@ -68,14 +68,15 @@ DeviceMesh batch_mesh(const DeviceMesh& mesh);
 /// flattened to one dimension. Dimensions that the mesh lacks are left out.
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
-/// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in
-/// front, and "ep" and "cp" between "dp" and "tp". Applies in this order: tensor and sequence
-/// parallelism over tp, by the tensor-parallel plan that the model declares, if tp has more than
-/// one rank; context parallelism over cp; expert parallelism over ep or, without ep, over tp;
-/// activation checkpointing of the blocks; FSDP over dp, ep and cp (experts: dp and cp), with
-/// gradients all-reduced over dp_replicate. A unit with only embeddings is not gathered for
-/// backward. Throws Error for a model that does not implement DeclaresUnits, and the errors of the
-/// functions that parallelize() calls. Not collective.
+/// Parallelizes the model over a mesh ("dp", "tp"). The mesh can also have the dimensions
+/// "dp_replicate", in front, and "ep" and "cp", between "dp" and "tp". The steps, in order:
+///   1. tensor and sequence parallelism over tp, if tp > 1, by the plan that the model declares
+///   2. context parallelism over cp; expert parallelism over ep or, without ep, over tp
+///   3. activation checkpointing of the blocks
+///   4. FSDP over dp, ep and cp (experts: over dp and cp); dp_replicate all-reduces gradients
+/// Backward does not gather an FSDP unit that has only embeddings. Throws Error for a model that
+/// does not implement DeclaresUnits, and the errors of the functions of these steps. Not
+/// collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
 /// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`, and

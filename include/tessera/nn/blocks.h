@@ -49,8 +49,8 @@ struct AttentionOptions {
   AttentionNames names{};
 };
 
-/// Arguments of an Attention's forward in addition to the input. Hooks do not change the tensors of
-/// this struct, because the struct has no visit_tensors() function.
+/// Arguments of an Attention's forward in addition to the input. The hooks of FSDP and tensor
+/// parallelism do not see these tensors, because the struct has no visit_tensors() function.
 struct AttentionInputs {
   /// Number of sequences if the input has the sizes (batch * tokens, hidden); 0 if the input is
   /// (batch, tokens, hidden). With a 2-D input, each matrix product is a single aten::mm.
@@ -61,10 +61,10 @@ struct AttentionInputs {
   /// Mask for nn::attention(), used instead of `causal` and `window`. If undefined, `causal` and
   /// `window` apply.
   at::Tensor mask{};
-  /// The ranks that share each sequence (context parallelism), or nullptr. If set, the input has
-  /// only this rank's tokens, and `cos` and `sin` are for the positions of these tokens. `mask`
-  /// then has a row for each token of this rank, and a column for each token of the whole sequence.
-  /// forward throws Error for dropout.
+  /// The ranks that share each sequence (context parallelism), or nullptr. With context parallelism
+  /// the input has only this rank's tokens, `cos` and `sin` are for the positions of these tokens,
+  /// and `mask` has a row for each token of this rank and a column for each token of the whole
+  /// sequence. In training, forward then throws Error if the dropout is above 0.
   ContextParallelPtr context_parallel{};
   /// The boundaries of packed documents, used instead of a mask; attention must be causal. With
   /// context parallelism, `documents` describes the whole sequences.
@@ -81,9 +81,9 @@ struct AttentionInputs {
 /// communicate.
 class Attention : public Module<Attention> {
  public:
-  /// Throws Error for invalid options: negative sizes, heads that kv_heads does not divide, hidden
-  /// that heads does not divide (if head_dim is 0), a window without `causal`, a dropout outside
-  /// [0, 1).
+  /// Throws Error for invalid options: negative sizes, heads that are not a multiple of kv_heads, a
+  /// window without `causal`, a dropout outside [0, 1), or, if head_dim is 0, a hidden size that is
+  /// not a multiple of heads.
   explicit Attention(const AttentionOptions& options);
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;

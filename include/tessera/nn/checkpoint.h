@@ -58,8 +58,8 @@ using Rerun = std::function<void(std::span<const at::Tensor> inputs)>;
 class CheckpointedForward;
 
 /// While a CheckpointedRegionScope exists, autograd on this thread saves placeholders instead of
-/// tensors. The first placeholder that backward unpacks calls `rerun`, which runs the forward
-/// again. Without gradient recording the scope does nothing.
+/// tensors. When backward unpacks the first placeholder, the placeholder calls `rerun`, which runs
+/// the forward again. Without gradient recording the scope does nothing.
 class CheckpointedRegionScope : tessera::detail::NoCopy {
  public:
   CheckpointedRegionScope(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,
@@ -77,10 +77,11 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
 
 /// Activation checkpointing (Chen et al. 2016), like PyTorch's checkpoint(use_reentrant=False).
 /// Runs fn(inputs...) and returns the result. Autograd saves only the inputs. When backward needs
-/// another tensor, fn runs again, with the same random numbers, autocast state, StrictScope and
-/// batch rows, until fn has made the last tensor that backward needs. The random numbers are those
-/// of tessera::manual_seed, and of libtorch's generators for the CPU and the devices of the inputs.
-/// Regions may nest, and backward may run several times.
+/// another tensor, backward runs fn again, and stops fn when all tensors that backward needs are
+/// recomputed. The recomputation has forward's random numbers, autocast state, StrictScope and
+/// range of batch rows. The random numbers are those of tessera::manual_seed, and of libtorch's
+/// generators for the CPU and the devices of the inputs. Regions may nest, and backward may run
+/// several times.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///

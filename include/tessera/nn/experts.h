@@ -1,5 +1,5 @@
 // Mixtures of experts: MixtureOfExperts, its experts and its auxiliary losses, expert parallelism,
-// and the all-to-all of different numbers of rows.
+// and an all-to-all in which each pair of ranks can exchange a different number of rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,8 +43,8 @@ class GroupedLinear : public Module<GroupedLinear> {
   GroupedLinear(std::int64_t experts, std::int64_t in_features, std::int64_t out_features);
   /// Multiplies each expert's rows of x by the expert's weight: (rows, in) -> (rows, out).
   /// counts[e]: the number of rows of this rank's expert e; rows are in the order of the experts.
-  /// `rows_are_split`: whether ranks along dimensions 1 and up of the weight's mesh have different
-  /// rows, so that the weight's gradient is a sum over these ranks. Communicates nothing.
+  /// `rows_are_split`: whether the ranks with copies of the weight have different rows of x, so
+  /// that the gradient of the weight is a sum over these ranks. Communicates nothing.
   at::Tensor forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
                      bool rows_are_split = false);
   void reset_parameters(const InitContext& init) override;
@@ -72,10 +72,10 @@ struct ExpertsOptions {
   std::int64_t hidden = 0;   ///< number of features of the input and of the result
   std::int64_t inner = 0;    ///< number of hidden features of an expert (moe_intermediate_size)
   std::int64_t experts = 0;  ///< number of experts (num_local_experts, num_experts)
-  std::int64_t top_k = 2;    ///< number of experts that compute each token (num_experts_per_tok)
+  std::int64_t top_k = 2;    ///< number of experts that process each token (num_experts_per_tok)
   RouterScores scores = RouterScores::kSoftmax;
   bool normalize = true;  ///< scales the expert weights of each token to sum 1 (norm_topk_prob)
-  double scaling = 1;     ///< factor of the weights of the experts (routed_scaling_factor)
+  double scaling = 1;     ///< factor of a token's router weights (routed_scaling_factor)
   /// Whether a bias, which has no gradient, is added to the scores for the choice of experts only
   /// (DeepSeek-V3, "auxiliary-loss-free load balancing"); see update_selection_bias().
   bool selection_bias = false;
@@ -136,8 +136,8 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   /// `mesh`, ranks have the same experts and different tokens. Throws Error if the weights are
   /// already distributed. Not collective.
   void set_expert_parallel(const DeviceMesh& mesh);
-  /// For memory plans, in which the router has no values: expert 0 gets `largest_over_mean` times
-  /// the mean token count of an expert. With 1 (default) all experts get the same number of tokens.
+  /// For memory planning with fake tensors, for which the router computes no scores: expert 0 gets
+  /// `largest_over_mean` times the mean number of tokens per expert. 1 (default): equal numbers.
   void set_planned_load(double largest_over_mean) { planned_load_ = largest_over_mean; }
 
   /// Returns the state that take_router_losses() and update_selection_bias() need.
@@ -183,17 +183,17 @@ struct RouterLosses {
 };
 /// Returns the auxiliary losses of the last training forward of each mixture of experts below
 /// `module`, and removes the records of these forwards. Before backward, add the losses, times a
-/// coefficient, to the model's loss. `mesh`: the ranks that have different rows of the batch. The
-/// mean of each loss over these ranks is the loss of the whole batch, so FSDP's mean of the
-/// gradients is the gradient of this loss. Collective: one all-reduce of the numbers of tokens over
-/// `mesh`, and two over tensor-parallel ranks, which split the tokens. Throws Error if no forward
-/// was recorded.
+/// coefficient, to the model's loss. `mesh`: the ranks that have different rows of the batch. Each
+/// rank returns its own share of each loss. The mean of the shares over `mesh` is the loss of the
+/// whole batch, as for the model's loss under FSDP. Collective: one all-reduce of the numbers of
+/// tokens over `mesh`, and two over tensor-parallel ranks, which split the tokens. Throws Error if
+/// no forward was recorded.
 RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh = {});
 
-/// For mixtures with ExpertsOptions::selection_bias: adds `rate` to the bias of each expert that
-/// had fewer tokens than the mean since the last call, and subtracts `rate` if the expert had more
-/// (Wang et al. 2024). Call update_selection_bias() after each optimizer step; take_router_losses()
-/// counts the tokens. Every rank computes the same bias, without communication.
+/// For mixtures with ExpertsOptions::selection_bias (Wang et al. 2024): adds `rate` to the bias of
+/// experts that got fewer tokens than the mean over the experts, and subtracts `rate` from the bias
+/// of experts that got more. take_router_losses() counts the tokens between two calls. Call
+/// update_selection_bias() after each optimizer step. Every rank computes the same bias locally.
 void update_selection_bias(ModuleBase& module, double rate = 1e-3);
 
 }  // namespace tessera::nn

@@ -46,16 +46,17 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// (sequence, head_dim), without gradient. Every dimension of x except the last may be sharded;
 /// each rank uses the rows of the tables for its own positions.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
-/// Applies rotary_embedding() to queries and keys, whose numbers of heads can differ. On CUDA the
-/// function takes one kernel launch.
+/// Applies rotary_embedding() to queries and keys, whose numbers of heads can differ. On CUDA one
+/// kernel computes both results.
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);
 
-/// Looks up the rows `indices` (int64) of `weight`: (...) -> (..., weight.size(1)). For each mesh
-/// dimension: weight Shard(0) gives Partial, weight Shard(1) gives Shard(-1), indices Shard(d) with
-/// a replicated weight give Shard(d). If weight and indices are both sharded on a mesh dimension,
-/// one of the two is gathered. The gradient of weight has the layout of weight, but is Partial over
-/// mesh dimensions that shard the indices. On a CPU, throws Error for an index out of range.
+/// Looks up the rows `indices` (int64) of `weight`: (...) -> (..., weight.size(1)). Along each mesh
+/// dimension, a weight with Shard(0) gives a Partial result, a weight with Shard(1) a result with
+/// Shard(-1), and indices with Shard(d) and a replicated weight a result with Shard(d). If both
+/// weight and indices are sharded, one of the two is gathered. The gradient of weight has the
+/// layout of weight, but is Partial over mesh dimensions that shard the indices. On a CPU, throws
+/// Error for an index out of range.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
 /// Zeroes each element with probability p and multiplies the other elements by 1/(1-p). The mask
@@ -84,9 +85,9 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 using tessera::detail::allow_math_attention;
 
 /// Returns the name of the kernel that attention() uses in training, for logs: "flash", "efficient,
-/// key-value heads repeated". `options`: device and type. `heads`, `kv_heads`: numbers of heads of
-/// one rank. `masked`: whether a mask tensor replaces the causal flag. `packed`: whether attention
-/// has documents or a window. Allocates no memory.
+/// key-value heads repeated". `options`: device and type of q, k and v. `heads`, `kv_heads`:
+/// numbers of heads of one rank. `masked`: whether attention() gets a mask tensor instead of causal
+/// = true. `packed`: whether attention has documents or a window. Allocates no memory.
 std::string attention_kernel(const at::TensorOptions& options, std::int64_t heads,
                              std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
                              bool masked = false, bool packed = false);
@@ -146,19 +147,19 @@ struct CausalAttentionOptions {
   /// Number of positions that a query sees, including the query's own position; 0: all positions.
   std::int64_t window = 0;
   DocumentsPtr documents{};  ///< boundaries of packed documents; nullptr: whole sequences
-  double dropout = 0;        ///< dropout probability; if above 0, a window or documents need a mask
+  double dropout = 0;        ///< dropout probability; above 0, attention makes a mask for a window
 };
 
-/// Computes causal attention, with an optional window and packed documents, usually without a mask.
-/// q: (batch, heads, tokens, width); k, v: like q, with a number of heads that divides the heads of
-/// q. The result has the sizes of q. Tensors are plain, or distributed and sharded by heads only.
-///
-/// On a GPU documents use variable-length attention: the flash kernel (Dao 2023), or in fp32 the
-/// memory-efficient kernel. A window is an option of the flash kernel. On a CPU each document takes
-/// one kernel call. With a window, each block of queries takes one kernel call, which gets only the
-/// keys in the window of the block; a GPU computes a window in fp32 in the same way. All other
-/// combinations use a mask. Throws Error if the sizes of keys, values or documents do not match q,
-/// and for a negative window.
+/// Computes causal attention, with an optional window and packed documents. q: (batch, heads,
+/// tokens, width); k, v: like q, with a number of heads that divides the heads of q. The result has
+/// the sizes of q. Tensors are plain, or distributed and sharded by heads only. How kernels are
+/// called:
+///   GPU, fp16 or bf16: the flash kernel (Dao 2023), with variable lengths and a window
+///   GPU, fp32, documents: the memory-efficient kernel, with variable lengths
+///   GPU, fp32, window: one call per block of queries, with only the keys in the block's window
+///   CPU: one call per document; with a window, one call per block of queries as on a GPU
+///   Other cases: one call with a mask
+/// Throws Error if the sizes of keys, values or documents do not match q, or for a negative window.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const CausalAttentionOptions& options = {});
 
@@ -168,8 +169,8 @@ at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device dev
 
 /// Returns the name of a kernel that attention() uses, for logs.
 std::string to_string(const tessera::detail::AttentionKernel& kernel);
-/// Returns the kernel of causal_attention() with documents or a window. `kernel`: the kernel of the
-/// same call without documents and without a window.
+/// Returns the kernel that causal_attention() uses with documents or a window, where attention
+/// without them uses `kernel`: the flash kernel instead of cuDNN, otherwise `kernel`.
 tessera::detail::AttentionKernel packed_kernel(tessera::detail::AttentionKernel kernel);
 
 }  // namespace detail
@@ -197,9 +198,9 @@ struct ContextAttentionOptions {
 ///
 /// The model passes one ContextParallel object to attention(), or to nn::Attention in
 /// AttentionInputs. Tensors that depend on positions, such as rotary tables, are split by shard()
-/// or looked up by positions(). The parameters' gradients are sums over the ranks: apply
-/// fully_shard to this mesh dimension, flattened with the data-parallel dimension
-/// (docs/context_parallel.md).
+/// or looked up by positions(). The ranks have different tokens, like data-parallel ranks: flatten
+/// this mesh dimension with the data-parallel dimension, and call fully_shard on the flattened
+/// dimension, which then reduces gradients over both (docs/context_parallel.md).
 ///
 /// Thread safety: one thread at a time.
 class ContextParallel {
@@ -214,8 +215,8 @@ class ContextParallel {
   /// int64. positions(), shard() and unshard() throw Error unless 2n divides the sequence length.
   /// Not collective.
   at::Tensor positions(std::int64_t sequence, c10::Device device) const;
-  /// Returns this rank's shard of `whole`, which is split along `dim`. Not collective. Backward
-  /// writes the gradient of this shard only. Like PyTorch's _context_parallel_shard.
+  /// Returns this rank's shard of `whole`, which is split along `dim`. In backward, the gradient of
+  /// `whole` is 0 outside of this shard. Not collective. Like PyTorch's _context_parallel_shard.
   at::Tensor shard(const at::Tensor& whole, std::int64_t dim) const;
   /// Gathers the shards of all ranks, which have equal sizes along `dim`, and returns the whole
   /// tensor in the order of positions. Collective. Backward sums the gradient of the whole tensor
@@ -228,10 +229,10 @@ class ContextParallel {
   /// sharded by batch and heads only (with documents by heads only). Collective: one all-gather of
   /// keys and values in forward, one reduce-scatter of their gradients in backward. Differentiable
   /// once. Without `mask`, each chunk needs two kernel calls: a call with the keys before the
-  /// chunk, and a causal call with the chunk's own keys. The results of the two calls are merged by
-  /// log-sum-exp, so that no mask tensor is needed. A window needs a mask of fewer than (2 * chunk
-  /// length)^2 elements. With documents, each document's tokens in a chunk are computed in the same
-  /// way. Throws Error for an odd number of tokens, and for documents of other sizes than the whole
+  /// chunk, and a causal call with the chunk's own keys. The results are merged by log-sum-exp,
+  /// without a mask tensor. For a window, attention() makes a mask of fewer than (2 * chunk
+  /// length)^2 elements. With documents, the two calls are made for each document in a chunk.
+  /// Throws Error for an odd number of tokens, and for documents of other sizes than the whole
   /// sequences.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});

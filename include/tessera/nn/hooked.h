@@ -164,8 +164,8 @@ using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 /// replaced, the parameter of `module` changes too. Call the result instead of `module`. `Classes`:
 /// classes inside the model, other than M and libtorch's, that register parameters; kSlotMembers
 /// must be specialised for each of them. Throws Error, with the parameter's name, if no class
-/// member is declared for a parameter, or if the member was assigned another tensor (use tie_slot
-/// to tie weights). Also throws for a module that was already adopted. Not collective.
+/// member is declared for a parameter, or if the member no longer has the registered tensor (to tie
+/// weights, use tie_slot). Also throws for a module that was already adopted. Not collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct the module first");

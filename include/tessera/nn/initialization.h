@@ -72,7 +72,6 @@ class InitContext {
  private:
   friend struct InitRun;
   friend class Dropout;
-  /// Whether init_buffers() called reset_parameters().
   bool buffers_only() const;
   InitContext(struct InitRun& run, std::string fqn) : run_(run), fqn_(std::move(fqn)) {}
   struct InitRun& run_;

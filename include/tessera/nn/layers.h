@@ -1,5 +1,5 @@
-// The layers Linear, Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear, and conversions of
-// Linears: to matrix products in fp8, and to LoRA.
+// The layers Linear, Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear, and functions that
+// convert Linears to fp8 and add LoRA adapters to Linears.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,8 +36,8 @@ class Linear : public Module<Linear>,
  public:
   Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x);
-  /// Computes `product` of x, the weight and the bias instead of aten::linear, as fused operations
-  /// need. Throws Error for a module with an adapter (apply_lora), and the exceptions of `product`.
+  /// Calls `product` with x, the weight and the bias instead of aten::linear, for fused operations.
+  /// Throws Error for a module with an adapter (apply_lora), and the exceptions of `product`.
   at::Tensor forward(const at::Tensor& x, const detail::LinearProduct& product);
   void reset_parameters(const InitContext& init) override;
 

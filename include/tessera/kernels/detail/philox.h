@@ -13,7 +13,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// A key that selects one of 2^128 sequences of random numbers.
+/// Selects a random number sequence: a Philox key (seed), and half of Philox's counter (stream).
 struct PhiloxKey {
   std::uint64_t seed;
   std::uint64_t stream;

@@ -44,7 +44,7 @@ TESSERA_HOST_DEVICE inline double portable_log(double x) {
                       1.479819860511658591e-01};
   const double r = z * polynomial(c, z);
   const double half_square = 0.5 * f * f;
-  const double ln2_high = 6.93147180369123816490e-01;  // 32 bits, so that k * ln2_high is exact
+  const double ln2_high = 6.93147180369123816490e-01;  // only 32 bits: k * ln2_high is exact
   const double ln2_low = 1.90821492927058770002e-10;
   return k * ln2_high - ((half_square - (s * (half_square + r) + k * ln2_low)) - f);
 }
@@ -111,7 +111,7 @@ TESSERA_HOST_DEVICE inline double normal_quantile(double p) {
   return is_central(p) ? central_quantile(p) : tail_quantile(p);
 }
 
-/// Returns exp(x) for -700 < x < 700, within about 1 ulp: x = k ln2 + r and the Taylor series in r.
+/// Returns exp(x), |x| < 700, to about 1 ulp. With x = k ln2 + r, sums exp(r)'s Taylor series.
 inline double portable_exp(double x) {
   const double ln2_high = 6.93147180369123816490e-01;
   const double ln2_low = 1.90821492927058770002e-10;

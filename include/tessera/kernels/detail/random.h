@@ -33,8 +33,8 @@ struct Normal {
 };
 
 /// A normal distribution truncated to [low, high]. If most of the interval is in the upper tail,
-/// values are drawn from the mirrored interval in the lower tail and multiplied by a negative
-/// `std`, because probabilities near 0 are represented more precisely than probabilities near 1.
+/// the interval is mirrored to the lower tail, and the sign of `std` is flipped to mirror the value
+/// back: probabilities near 0 are represented more precisely than probabilities near 1.
 struct TruncatedNormal {
   double mean;
   double std;

@@ -24,8 +24,8 @@ struct RopeScaling {
   };
   Kind kind = Kind::kNone;
   double factor = 1;
-  /// The context length of pretraining, in tokens: kLlama3 and kYarn count the rotations within
-  /// this length.
+  /// The context length of pretraining, in tokens. kLlama3 and kYarn scale a rotary frequency by a
+  /// factor that depends on the number of rotations within this length.
   std::int64_t original_positions = 0;
   double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: transition bounds, in rotations
   double beta_fast = 32, beta_slow = 1;              ///< kYarn: transition bounds, in rotations

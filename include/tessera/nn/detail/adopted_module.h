@@ -19,8 +19,8 @@ namespace detail {
 /// A module's own parameters and buffers (not those of child modules). Each element is a name, and
 /// a function that returns the class member that stores the tensor of this name.
 using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tensor&()>>>;
-/// Appends the parameters and buffers of `module` to `found`, if `module` is of the class for which
-/// the function was made.
+/// Appends the parameters and buffers of `module` to `found` if `module` has the class that the
+/// function handles; otherwise does nothing.
 using FindMembers = void (*)(torch::nn::Module& module, ModuleMembers& found);
 
 /// Interface of a module that wraps a libtorch module and uses the libtorch module's parameters.
@@ -36,16 +36,16 @@ class AdoptsModule {
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
 /// Fills the parameters and buffers of `module` (not of its children) like reset_parameters() of
-/// libtorch. Does nothing for classes that are not libtorch's. `holder` has the ParameterSlots of
-/// `module`.
+/// libtorch. Does nothing for classes that are not libtorch's. `holder` is the Tessera module that
+/// wraps `module`; the values are written to the ParameterSlots of `holder`.
 void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
                    const InitContext& init);
 
 }  // namespace detail
 
-/// Wraps a libtorch module that is inside an adopted model (nn::adopt, nn::Hooked), and has the
-/// ParameterSlots of the wrapped module. libtorch calls the wrapped module directly, so hooks on an
-/// AdoptedModule never run.
+/// Wraps a libtorch module that is inside an adopted model (nn::adopt, nn::Hooked). An
+/// AdoptedModule has the ParameterSlots of the wrapped module. The hooks of an AdoptedModule never
+/// run, because libtorch calls the wrapped module directly.
 class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
  public:
   class Maker;

@@ -17,15 +17,15 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-// The origin of a parameter is the tensor that was split into the parameter's shards, or the seed
-// from which the shards were generated. Ranks compare the origins of a parameter, because the
-// values of shards do not show that all shards have the same origin.
+// The origin of a parameter is the full tensor that was split into the parameter's shards, or the
+// seed from which the shards were generated. Ranks compare origins to detect ranks that have
+// sharded different full tensors. The values of the shards would not show this error.
 
 /// The origins of a module's own parameters. The object is attached to the module.
 struct Origins {
   struct Origin {
     std::int64_t number = 0;  ///< hash that identifies the origin; never 0
-    /// The tensor that was split into shards, or that was filled from a seed.
+    /// The parameter's tensor (with FSDP the shard) when the origin was recorded.
     tessera::detail::TensorIdentity tensor = nullptr;
     std::uint64_t version = 0;  ///< version counter of `tensor` when the origin was recorded
   };
@@ -55,10 +55,10 @@ std::string different_origins(const DeviceMesh& mesh,
 /// autograd's version counters); 0 for a tensor that was made in inference mode.
 std::uint64_t written_version(const at::Tensor& tensor);
 
-// Checks that copies of a tensor on different slices of a mesh are equal. On a mesh (dp, tp), a
-// parameter that only a tensor-parallel plan distributes, over mesh["tp"], has one copy per
-// coordinate of dp. The gradient of such a parameter is not reduced over dp, so copies on ranks
-// with different data become different. Therefore the ranks compare the copies.
+// Checks that copies of a tensor on different slices of a mesh are equal. Example: a mesh (dp, tp),
+// and a parameter that is sharded over tp, but not by FSDP over dp. Each coordinate of dp has a
+// copy of this parameter. The copies' gradients are not reduced over dp, so the copies become
+// different if the ranks have different data.
 
 /// A tensor that is compared with copies on other ranks.
 struct CopiedTensor {
@@ -75,7 +75,7 @@ struct CopiedTensor {
 struct CopyCheck {
   std::string what = {};  ///< the caller's name, for the message: "clip_grad_norm_"
   /// The mesh of the ranks on which plain tensors with equal names are copies of each other. If
-  /// undefined, plain tensors with equal names are copies on all compared ranks.
+  /// undefined, these ranks are all ranks that take part in the check.
   DeviceMesh root = {};
 };
 

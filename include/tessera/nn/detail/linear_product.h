@@ -30,9 +30,9 @@ class DeferredBias {
   bool defer_bias_ = false;
 };
 
-/// Computes the matrix products of several Linears with one input x. Backward sums the Linears'
-/// gradients of x in place (`addmm_` with beta = 1), unless an addition communicates or autograd
-/// records it.
+/// Computes the matrix products of several Linears with one input x. Backward adds the Linears'
+/// gradients of x in place (`addmm_` with beta = 1). A gradient is not added in place if the
+/// addition must communicate, or if autograd records backward (create_graph).
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
@@ -53,10 +53,10 @@ using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Te
 /// The matrix product of a Linear. Parallel styles and fp8 conversion can replace this product.
 class ReplaceableProduct {
  public:
-  /// Makes later calls of forward(x) compute `product` instead of aten::linear. Not collective;
-  /// every rank must set the same function. `together`: creates a LinearProducts object, which
-  /// computes `product` for several modules with the same x. If `together` is nullptr,
-  /// linear_products() calls each module separately.
+  /// Makes later calls of forward(x) compute `product` instead of aten::linear. `together`: creates
+  /// the LinearProducts object that computes `product` for several modules with the same x. If
+  /// `together` is nullptr, linear_products() calls each module separately. Not collective; every
+  /// rank must set the same function.
   void set_product(LinearProduct product, MakeLinearProducts together = nullptr) {
     product_ = std::move(product);
     together_ = together;
@@ -87,8 +87,8 @@ class SharedInputNode final : public tessera::detail::Node {
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);
 
-  /// Whether this node computes the gradient of x. Returns false after an in-place write to x,
-  /// because autograd then gives x a new gradient edge.
+  /// Whether the gradient of x comes from this node. Returns false after an in-place write to x:
+  /// this node's gradient goes to the graph edge that x had before the write.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
   /// Saves the weight of a matrix product. Call keep() for the matrix products in the order in
   /// which edge_of() was called.
@@ -115,9 +115,10 @@ class SharedInputNode final : public tessera::detail::Node {
 
 /// Computes the gradient of a weight: the matrix product of rows^T, (out, tokens), and x, (tokens,
 /// in). `output`: the index of this gradient among the outputs of the running `node`. If possible,
-/// adds the gradient directly to the weight's `.grad` and returns an undefined tensor. A direct
-/// addition requires a backward() without a list of inputs, equal types, layouts and meshes, and no
-/// hooks on the gradient. Communicates only as aten::mm does.
+/// adds the gradient in place to the weight's `.grad` and returns an undefined tensor. The addition
+/// in place requires that backward() has no list of inputs, that the weight has no hooks, and that
+/// `.grad` has the gradient's layout and mesh, and its type or (on CUDA) fp32. Communicates only as
+/// aten::mm does.
 at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
                               const at::Tensor& rows, const at::Tensor& x);
 

@@ -14,10 +14,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The division of a fused parameter into parts. A part is the weight of a module that the fused
-/// module replaces. Weight files store each part as a tensor. The rows of the parameter are
-/// `groups` groups of equal size; each group has rows of every part, in order.
-struct StoredParts {
+/// The parts of a fused parameter: the weights of the modules that the fused module replaces.
+/// Weight files store each part as a tensor. The rows are `groups` groups of equal size; each group
+/// has rows of every part, in order, such as the q, k and v rows of one key-value head.
   /// A part of a fused parameter: the weight of a replaced module.
   struct Part {
     std::string module;     ///< name of the replaced module next to the fused module: "q_proj"
@@ -68,21 +67,21 @@ struct CheckpointCounts {
 
 class ModuleBase;
 
-/// Returns the number of data-parallel ranks that shared the batch in the last training forward of
-/// this thread; 1 before the first training forward. A loss function calls this function to find
-/// out whether its inputs are only some rows of the batch.
+/// Returns the number of data-parallel ranks among which the batch was split in the last training
+/// forward of this thread; 1 before the first training forward. A loss function calls this function
+/// to find out whether its inputs are only a part of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
-/// Returns whether this thread has ever called a function that computes a mean weighted by each
-/// rank's number of batch rows. `note_weighing()` records such a call.
+/// Whether this thread has weighted a loss by the rank's number of batch rows: note_weighing() was
+/// called. If so, FSDP does not warn when ranks have different numbers of rows.
 bool weighs_ranks();
 void note_weighing();
 
 /// Which calls of a module run a hook.
 enum class HookedCalls : std::uint8_t {
   kForward,
-  kEveryMethod,  ///< forward and each method that call_method() calls
+  kEveryMethod,  ///< forward, and methods called through call_method()
 };
 
 }  // namespace tessera::nn
@@ -104,7 +103,7 @@ struct SlotRole {
   /// that are not persistent.
   bool saved = true;
   /// The parts of a fused parameter that weight files store separately, if any. Initialization
-  /// draws the same numbers for the parts as for separate parameters.
+  /// gives fused and separate parameters the same values.
   std::optional<StoredParts> stored_parts = {};
 };
 

@@ -21,8 +21,8 @@ namespace tessera::nn {
 /// FSDP attaches a GradientRecord to each module whose parameters FSDP shards. Modules use the
 /// GradientRecord to ask FSDP about gradients.
 struct GradientRecord {
-  /// Returns true if this rank's local gradient of the parameter is known to have had NaN or
-  /// infinite values before its last reduction. Waits for the device.
+  /// Returns true if this rank's gradient of the parameter had NaN or infinite values before the
+  /// last reduction with other ranks; false also if FSDP has not checked. Waits for the device.
   std::function<bool(const ParameterSlot& slot)> brought_nonfinite;
 };
 
@@ -53,8 +53,8 @@ PlaceholderGradient* placeholder(const at::Tensor& gradient);
 using tessera::detail::BackwardCall;
 using tessera::detail::RunBackward;
 
-/// The autograd node that gets the gradient of an FSDP shard while forward uses the unsharded
-/// parameter. An autograd graph that contains the shard itself uses libtorch's own node.
+/// The autograd node that replaces AccumulateGrad for an FSDP shard while forward uses the
+/// unsharded parameter. If an autograd graph has the shard itself, AccumulateGrad is used.
 class StandInGradient : public tessera::detail::LeafNode {
  public:
   using tessera::detail::LeafNode::LeafNode;
@@ -64,16 +64,16 @@ class StandInGradient : public tessera::detail::LeafNode {
 };
 
 /// Makes autograd's engine use StandInGradient nodes. Later calls in the process have no effect.
-/// Does nothing if another engine, such as Python's, has replaced libtorch's engine: with such an
-/// engine no autograd graph contains FSDP's shards.
+/// Does nothing if another engine, such as Python's, has replaced libtorch's engine. Backward calls
+/// then cannot return the gradients of FSDP's shards.
 void ask_stand_ins();
 
 /// Marks a parameter tensor that the function `by` ("fully_shard") has replaced. A torch::optim
-/// optimizer that was made earlier still has the old tensor and would update unused values.
-/// Therefore the old tensor's gradient becomes a placeholder: step() and zero_grad() of such an
-/// optimizer throw Error with the reason. The values of the old tensor can still be read.
-/// libtorch's hooks of `replaced` (register_hook, post-accumulate) move to `replacement`, the new
-/// parameter tensor.
+/// optimizer that was made earlier still has the old tensor, and would update a tensor that the
+/// module no longer uses. Therefore the old tensor's gradient becomes a placeholder: step() and
+/// zero_grad() of such an optimizer throw Error with the reason. The values of the old tensor can
+/// still be read. Hooks that were registered on `replaced` (register_hook, post-accumulate) move to
+/// `replacement`, the new parameter tensor.
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
