@@ -69,7 +69,8 @@ struct LeftOut {
 };
 
 /// Returns all flags that a configuration file can have, in the order of --help-all. Paths of
-/// files, folders and globs are absolute. A flag that the user did not give has its default value.
+/// files, folders and globs are absolute. If the user did not give a flag, the flag's value is that
+/// of the flag's variable (the default, unless the program has changed the variable).
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
 /// Sets ResolvedFlag::note of the flags in `left_out`. to_toml() writes these flags as comments.
