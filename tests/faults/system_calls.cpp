@@ -94,7 +94,7 @@ bool is(const Action& action, const char* name) {
   return std::strcmp(action.name, name) == 0;
 }
 
-/// Counts the call of kCalls[number] on the file `path`. Returns its fault; nullptr: no fault.
+/// Counts the call of kCalls[number] on the file `path`. Returns the call's fault, or nullptr.
 const Action* fault_at(std::size_t number, const char* path) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
@@ -212,7 +212,7 @@ int SystemCallFault::calls(const std::string& call) {
 
 }  // namespace tessera::testing
 
-// Replaces the calls of glibc, whose headers map some calls to names that end in 64.
+// Replaces functions of glibc. The headers of glibc can rename functions (open() to open64()).
 extern "C" {
 using namespace tessera::testing;
 

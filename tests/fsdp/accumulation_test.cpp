@@ -1,5 +1,5 @@
-// Tests gradient accumulation in which only the last micro-batch reduces gradients: gradients that
-// the program drops, and matrix products that backward adds to gradients in place.
+// Tests gradient accumulation in which only the last micro-batch reduces gradients. In some tests
+// the program resets gradients; in others backward adds matrix products to gradients in place.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>

@@ -323,7 +323,7 @@ TEST_F(UnitMismatch, IsReportedAtTheTimeoutIfARankSkipsAUnit) {
   EXPECT_CONTAINS(errors[2], "'dp'", "all_gather for unit 'a'");
 }
 
-// With shared memory, the communicator itself compares the calls of the ranks.
+// Also tests the shared-memory communicator, which itself compares the ranks' calls.
 TEST(DifferentReductions, AreReportedOnEveryRank) {
   for (const bool shared : {false, true}) {
     const testing::SharedMemory shared_memory(shared);

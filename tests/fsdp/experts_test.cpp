@@ -44,7 +44,7 @@ struct Case {
   std::int64_t lora = 0;    ///< rank of the experts' adapters
   double bias_of_3 = 0;     ///< expert 3's selection bias
   bool first_idle = false;  ///< whether rank 0 gets no rows of the batch
-  double dropout = 0;       ///< for activations or, with `lora`, for the inputs of the adapters
+  double dropout = 0;       ///< dropout probability of activations and of adapter inputs
   bool ema = false;         ///< whether to compare averages of the weights (EMA)
   std::vector<std::vector<std::int64_t>> meshes{{2, 2}};  ///< sizes (dp, ep) or (replicas, dp, ep)
 };

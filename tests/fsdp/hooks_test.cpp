@@ -1,4 +1,4 @@
-// Tests hooks of parameters, hooks of reductions, autograd::grad, backward with the argument
+// Tests hooks on parameter gradients, all-reduce hooks, autograd::grad, backward with the argument
 // `inputs`, and second derivatives (create_graph).
 
 #include <torch/csrc/autograd/autograd.h>

@@ -143,8 +143,8 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllRowsWithMeanWeight) {
   }
 }
 
-// Only `head` must cause a warning: its ranks have unequal numbers of rows and do not weight the
-// loss.
+// Only `head` must cause a warning: for `head`, the ranks have unequal numbers of rows, and the
+// program neither weights the loss nor sets the gradient divide factor.
 TEST(LossOfUnevenRows, WarnsOnceIfUnweighted) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Warnings warnings("different numbers of rows");

@@ -84,8 +84,8 @@ TEST(OptimizerMadeBeforeSharding, TrainsLikeOneRank) {
   }
 }
 
-// The shards have multiples of 64 bytes, so there is no padding: the parameters of a unit are
-// adjacent in memory, and so are the gradients.
+// The size of each shard is a multiple of 64 bytes, so a unit's parameters are adjacent in memory,
+// without padding. The unit's gradients and optimizer states are adjacent in the same way.
 TEST_ON_RANKS(FullyShard, PlacesTheTensorsOfAUnitContiguously, 2) {
   Filled<SmallModel> model(32, 64, 32, 2);
   optim::Sgd optimizer(model, {.momentum = 0.9});

@@ -1,5 +1,5 @@
-// Tests the options of fully_shard() against one rank that trains on the whole batch, and the
-// devices of the buffers and inputs of a unit.
+// Compares training with options of fully_shard() to training on one rank with the whole batch.
+// Also tests to which device a unit moves its buffers and inputs.
 
 #include <cmath>
 
@@ -190,7 +190,7 @@ TEST_P(ExpertsWithoutRows, AreUpdatedLikeOnOneRank) {
     optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
     optim::AdamW optimizer_alone(alone, {.lr = 0.1, .weight_decay = 0.5});
     const at::Tensor x = at::ones({3});
-    // In steps 0 to 3, a rank chooses an expert of its own, expert 0, no expert, the last expert.
+    // In steps 0 to 3, a rank chooses: expert `own`; expert 0; no expert (-1); the last expert.
     for (const int step : {0, 1, 2, 3}) {
       const std::int64_t own = rank.rank() % c.experts;
       const std::int64_t chosen[] = {own, 0, -1, c.experts - 1};

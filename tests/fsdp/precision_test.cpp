@@ -38,8 +38,8 @@ TEST(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
                   for (const at::Tensor& parameter : parameters_of(model)) {
                     EXPECT_EQ(parameter.scalar_type(), at::kFloat);
                     EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
-                    // Each rank rounds its gradient to bf16 (8 bits), so the tolerance must be
-                    // large.
+                    // Each rank rounds its gradient to bf16 (8 significant bits), so the
+                    // tolerance must be large.
                     EXPECT_TRUE(full_tensor(parameter.grad()).allclose(expected[i], 3e-2, 3e-3))
                         << i;
                     ++i;

@@ -43,7 +43,7 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
 }
 
 // A rank without rows may skip random operators, but must call the collectives that compare the
-// ranks' counts of random numbers. The collectives end after two forwards without random operators.
+// ranks' counts of random numbers. These calls stop after two forwards without random operators.
 TEST(RandomNumbers, MayBeSkippedWithoutRowsAndInFirstForwards) {
   Draws operators = drawing::everywhere(), modules = kModules;
   for (Draws* draws : {&operators, &modules}) {
@@ -55,8 +55,8 @@ TEST(RandomNumbers, MayBeSkippedWithoutRowsAndInFirstForwards) {
   }
 }
 
-// After a training forward has failed, random operators outside of a training forward must draw
-// libtorch's numbers.
+// After a failed training forward, random operators outside of training forwards must use
+// libtorch's generator, as without FSDP.
 TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsComeFromLibtorch, {2}, {"dp"}) {
   Draws draws;
   draws.residual = [](const at::Tensor& x) -> at::Tensor {

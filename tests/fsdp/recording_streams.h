@@ -11,10 +11,11 @@
 namespace tessera::fsdp {
 
 /// Streams that only record the calls. log() has one line for each call, for example:
-///   "all_gather unit 'a'"          a call of note()
-///   "compute: record 3"            event 3 follows all earlier work in the stream "compute"
-///   "all_gather: wait 3"           the stream "all_gather" waits for event 3
-///   "enter all_gather", "leave"    "all_gather" becomes the current stream, then no longer is
+///   "all_gather unit 'a'"   the argument of note()
+///   "compute: record 3"     event 3 follows all earlier work in the stream "compute"
+///   "all_gather: wait 3"    the stream "all_gather" waits for event 3
+///   "enter all_gather"      the stream "all_gather" becomes the current stream
+///   "leave"                 the previous stream is the current stream again
 class RecordingStreams final : public comm::Streams {
  public:
   struct Event final : comm::StreamEvent {

@@ -166,7 +166,7 @@ struct Halves : nn::Module<Halves> {
   nn::Child<Chain> chain{*this, "chain"};
 };
 
-// The backward of the second call completes two buckets before the backward of the first call.
+// The second call's backward completes two buckets before the first call's backward begins.
 TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
   Filled<Halves> alone;
   alone(alone(rows_from(0, 4), false), true).square().mean().backward();

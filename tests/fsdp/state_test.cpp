@@ -128,7 +128,7 @@ void call_forward_from_a_method(const DeviceMesh& mesh) {
   expect_gradients(model, gradients_alone());
 }
 
-/// Runs a backward inside its forward, between two calls of a block; `fails`: this backward throws.
+/// forward() runs a backward between two calls of a block. `fails`: whether that backward throws.
 struct RunsBackward : nn::Module<RunsBackward> {
   at::Tensor forward(const at::Tensor& x, bool fails) {
     const at::Tensor y = (*block)(x);

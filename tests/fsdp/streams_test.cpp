@@ -59,7 +59,7 @@ Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options
 // As in FSDP2, the backward of a unit overlaps the gather for the next unit in backward.
 TEST(Streams, PrefetchBackwardInReverseOrderOfForward) {
   EXPECT_EQ(notes_of_step([](SmallModel&) {}),
-            notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // calls in forward
+            notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // forward; other notes: backward
                    "+2 =2 +1 -2 r2", "=1 +0 -1 r1", "=0 -0 r0", "-. r."}));
 }
 

@@ -110,8 +110,8 @@ TEST_ON_MESH(PendingSums, AreCorrectIfRanksUseParametersDifferently, {2, 2}, {"d
     for (const Use second : kUses) {
       ScaleOfTokens model(mesh["tp"]);
       fully_shard(model, mesh["dp"]);
-      // In step 1 the ranks agree on the gradient's layout. The uses in later steps give other
-      // layouts.
+      // In step 1, the ranks agree on the layout of the parameter's gradient. In later steps, the
+      // ranks use the parameter in ways that give other layouts.
       for (const Uses& uses :
            {Uses{first, second}, {second, first}, {Use::kWhole, Use::kSequence}}) {
         run(model, uses, mesh.local_rank("dp"));
@@ -201,7 +201,7 @@ TEST(ForwardMethod, RunsUnderATensorParallelPlan) {
   }
 }
 
-// A program can write a distributed tensor into a plain tensor, and then gets a plain gradient.
+// A distributed tensor that a program writes into a plain tensor gets a plain gradient.
 TEST(DistributedResultWrittenIntoAPlainTensor, HasTheGradientsOfOneRank) {
   const at::Tensor x = uniform_values({4, 8}, 1);
   const std::vector<Write> writes{

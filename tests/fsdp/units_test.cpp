@@ -45,7 +45,7 @@ TEST(UnitCalls, AllowABlockWithoutItsRoot) {
   });
 }
 
-/// Makes block 1 throw once, in a call of the root (`of_root`) or of block 1 only.
+/// Makes block 1 throw once. `of_root`: whether the root is called; if not, only block 1 is called.
 void fail_in_block(ShardedModel& model, const Rank& rank, bool in_backward, bool of_root) {
   auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_pre_hook([=](auto&, nn::TensorList inputs) {

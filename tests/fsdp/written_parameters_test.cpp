@@ -202,7 +202,7 @@ TEST_ON_MESH(WrittenParameter, CausesAWarningAtTheEndOfAScope, {2}, {"dp"}) {
   EXPECT_CONTAINS(warnings.messages()[0], "after unshard of", "'weight'", "slot->persistent()");
 }
 
-// A program can assign a new shard to a parameter's slot, as loading a checkpoint does.
+// ParameterSlot::set() can replace a parameter's shard, as loading a checkpoint does.
 TEST_ON_MESH(AssignedShard, IsUsedByTheNextForward, {3}, {"dp"}) {
   Filled<nn::Linear> linear(3, 7, {.bias = false});
   fully_shard(linear, mesh);

@@ -267,7 +267,7 @@ struct Candidate {
   std::string pattern;
   std::optional<StyleSpec> style;
   Fits fits = Fits::kLinear;
-  /// Whether the style's input or output is a local tensor. The fuzzer keeps such a style correct.
+  /// Whether the style's input or output is local. The fuzzer adds no mistake to such a style.
   bool agreed = false;
 };
 
@@ -445,7 +445,7 @@ class PlanDraft {
     add_other(pattern, Fits::kTokenwise, styles[kind]);
   }
 
-  /// Whether the MLP is correct if the first projection returns a local tensor of features.
+  /// Whether the MLP is correct on a local tensor that contains only this rank's features.
   bool runs_on_features() const {
     const MlpSpec& spec = model_.feed;
     return spec.activation != Activation::kCentred &&

@@ -153,7 +153,7 @@ struct StyleSpec {
   StyleKind kind = StyleKind::kColwise;
   Placement output = Replicate{};
   bool local = false;
-  bool takes_part = false;  ///< kRowwise: a plain input is this rank's shard
+  bool takes_part = false;  ///< kRowwise: whether a plain input is this rank's shard
   std::int64_t dim = 1;     ///< kSequence: the tensor dimension to shard
   std::int64_t parts = 1;   ///< kFusedColwise: number of equal parts of the output
 };
@@ -228,8 +228,8 @@ Case draw_case(std::uint64_t seed, Choices& choices);
 enum class Verdict {
   kEqual,
   kRefused,
-  /// training on one rank diverges, or last bits of initial weights change the results as much as
-  /// the mesh does
+  /// training on one rank diverges, or a flip of the last bits of the initial weights changes the
+  /// results of one rank at least half as much as the mesh does
   kNotComparable,
   kRefusedLate,
   kDifferent,

@@ -1,5 +1,5 @@
-// Compares random models with random plans, meshes and options with the same training on one rank,
-// to find silent differences. Without arguments, runs a short search as a GoogleTest. Usage:
+// Finds silent differences between training on one rank and training with random models, meshes,
+// tensor-parallel plans and options. Without arguments, runs a short search as a GoogleTest. Usage:
 //   fuzz_test --seed 7 --cases 5000            runs many cases
 //   fuzz_test --seed 7 --only 123              runs one case
 //   fuzz_test --seed 7 --only 123 --set mesh=1x1x2,heads=4
@@ -296,7 +296,7 @@ TEST(Fuzz, FindsNoSilentDifference) {
   };
   const auto faulty = [](const Result& r) { return is_fault(r.outcome.verdict); };
   EXPECT_TRUE(std::ranges::none_of(results, faulty)) << report(options, results);
-  // At least three quarters of the cases must have comparable results: others test too little.
+  // At least three quarters of the cases must be comparable. The other cases test too little.
   EXPECT_GT(4 * count(Verdict::kEqual), 3 * std::ssize(results)) << report(options, results);
 }
 

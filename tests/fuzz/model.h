@@ -77,7 +77,7 @@ class Mlp : public nn::Module<Mlp> {
 class Block : public nn::Module<Block> {
  public:
   explicit Block(const ModelSpec& spec);
-  /// Returns the output and, if the MLP has one, the MLP's auxiliary loss.
+  /// Returns the output and, if the MLP has an auxiliary loss, the auxiliary loss.
   std::vector<at::Tensor> forward(const at::Tensor& x, const TokenSizes& sizes);
 
   /// Returns the block's attention module and MLP module. Some blocks have only one module.

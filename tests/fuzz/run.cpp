@@ -260,7 +260,7 @@ class Training {
   void split_experts(const DeviceMesh& mesh) {
     const MeshSpec& spec = case_.mesh;
     if (spec.experts > 1 || spec.experts_on_tensor) {
-      // tp must be the last mesh dimension, because tp distributes the input of the experts.
+      // Experts accept inputs distributed over tp only if tp is the last dimension of the ep mesh.
       const DeviceMesh tp = mesh["tp"], ep = mesh["ep"];
       nn::apply_expert_parallel(*net_, spec.experts == 1        ? tp
                                        : spec.experts_on_tensor ? DeviceMesh::concatenate({ep, tp})
@@ -404,8 +404,8 @@ class Training {
                                .square()
                                .remainder(vocabulary)
                                .narrow(0, rows.first, rows.count);
-    // A random operator draws numbers by the indices of elements in the global tensor. BatchPart
-    // gives these indices to operators on plain tensors, so that both get the same numbers.
+    // A random operator on a distributed tensor draws numbers by the elements' global indices.
+    // BatchPart makes random operators on plain tensors draw the same numbers.
     std::optional<BatchPart> all_rows;
     if (!sharded_) {
       all_rows.emplace(0, 1);

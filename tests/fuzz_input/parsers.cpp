@@ -95,7 +95,7 @@ void parse_safetensors(const std::string& text) {
   }
 }
 
-/// Parses DCP_SHARDING_INFO: the offsets of blocks in a shard from PyTorch's writer.
+/// Parses DCP_SHARDING_INFO, in which PyTorch's writer stores the offsets of a shard file's blocks.
 void parse_sharding_info(const std::string& text) {
   write_input("shard-00001-model-00001-of-00001.safetensors", shard_with(text));
   checkpoint::manifest_of_shards(own_folder());

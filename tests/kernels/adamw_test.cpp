@@ -127,7 +127,7 @@ TEST_P(AdamWUpdate, KeepsNaNAndInfinities) {
   EXPECT_TRUE(update.exp_avg_sq[8].isinf().item<bool>());
 }
 
-/// If a gradient is NaN or infinite, the gradient factor is, too. The update must then do nothing.
+/// A NaN or infinite gradient makes `gradient_factor` NaN or infinite. The update must do nothing.
 TEST_P(AdamWUpdate, ChangesNothingForANonfiniteFactor) {
   for (const double factor : {std::nan(""), HUGE_VAL}) {
     AdamWTensors update = update_of(1000, type());

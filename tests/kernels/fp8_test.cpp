@@ -59,7 +59,7 @@ at::Tensor in_fp64(const Fp8Rows& rows) {
   return rows.values.to(at::kDouble) * rows.scales.to(at::kDouble);
 }
 
-/// Returns random values. Magnitudes differ much between rows, and up to 2^24 times within a row.
+/// Returns random values that differ by factors up to 2^24 within a row, and more between rows.
 at::Tensor wide_values(std::int64_t rows, std::int64_t columns) {
   const at::Tensor exponents =
       uniform_values({rows, columns}, 3, 12.0) + uniform_values({rows, 1}, 4, 60.0);

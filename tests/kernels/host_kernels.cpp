@@ -1,5 +1,5 @@
-// Runs CUDA kernel bodies on the CPU, in loops that replace kernel launches. If several GPU threads
-// compute a row together, the CPU computes for three such threads, one after another.
+// Runs CUDA kernel bodies on the CPU, in loops that replace kernel launches. If GPU threads share a
+// row, the body runs for three threads in turn, or for one thread if the threads exchange results.
 #include "kernels/host_kernels.h"
 
 #include <c10/util/Exception.h>

@@ -223,8 +223,8 @@ TEST(ParseConfig, ReadsExperts) {
   EXPECT_EQ(Parse(WithExperts("qwen3_moe", "decoder_sparse_step", 2)).dense_layers,
             (std::vector<std::int64_t>{0, 2}));
   EXPECT_EQ(Parse(WithExperts("qwen3_moe", "decoder_sparse_step", 4)).num_experts, 0);
-  // Counts: embedding and head 2 * 100 * 48; 3 blocks 2 * 48 * 9 * 10 + 2 * 48; router 48 * 8; last
-  // norm 48; QK-norms 2 * 10 (Qwen 3 MoE) or 9 * 10 (OLMoE). One Qwen 3 MoE block is dense.
+  // Embedding, head and last norm: 2 * 100 * 48 + 48. Each block: attention 2 * 48 * 9 * 10, norms
+  // 2 * 48, QK-norms 2 * 10 (Qwen) or 9 * 10 (OLMoE), router 48 * 8 (Qwen's block 2: no router).
   const std::int64_t shared = 9600 + 3 * (8640 + 96) + 48;
   const ParameterCount of_mixtral = count_parameters(mixtral);
   EXPECT_EQ(of_mixtral.total, shared + 3 * (384 + 8 * 3 * 48 * 64));

@@ -17,7 +17,7 @@ struct Shape {
   int steps = 3;
 };
 
-/// 3 or more ranks get uneven shards, because most sizes of this model are indivisible.
+/// The sizes 61 and 37 are prime, so 2 or more ranks get uneven shards.
 inline constexpr Shape kOddShape{
     R"({"vocab_size": 61, "hidden_size": 60, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",

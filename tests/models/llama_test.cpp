@@ -1,5 +1,5 @@
-// Compares a Llama on meshes with one rank: documents, context parallelism, few key-value heads,
-// and generation.
+// Compares a Llama on meshes to the same Llama on one rank, for packed documents, context
+// parallelism, few key-value heads, and generation.
 
 #include "tessera/models/llama.h"
 #include "models/llama_run.h"

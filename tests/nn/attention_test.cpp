@@ -455,8 +455,8 @@ TEST(ContextParallel, BalancesQueryKeyPairs) {
           split_over(rank)->positions(kTokens, at::kCPU);
     });
     for (const at::Tensor& own : positions) {
-      // Causal attention has p + 1 keys for the query at position p. All ranks must have equal
-      // sums.
+      // In causal attention, the query at position p has p + 1 keys. The total number of keys must
+      // be equal on all ranks.
       EXPECT_EQ((own + 1).sum().item<std::int64_t>() * ranks, kTokens * (kTokens + 1) / 2);
     }
     EXPECT_EQUAL(std::get<0>(at::cat(positions).sort()), at::arange(kTokens));

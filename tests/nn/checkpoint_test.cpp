@@ -396,7 +396,6 @@ TEST(CheckpointReplay, RestoresAutocast) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
-/// Returns the error of checkpoint() if the function is `forward`, then `again` in backward.
 std::string error_of_change(std::function<at::Tensor(const at::Tensor&)> forward,
                             std::function<at::Tensor(const at::Tensor&)> again) {
   const at::Tensor x = leaf({4}, 1);

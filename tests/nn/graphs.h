@@ -1,4 +1,4 @@
-// Helpers for tests that compare functions by their results, gradients and parameter slots.
+// Helpers for tests that compare the results and gradients of functions, or parameter names.
 
 #pragma once
 

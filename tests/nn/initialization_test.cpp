@@ -1,5 +1,5 @@
-// Tests initial values, and the errors of a call of the outermost module: for parameters without
-// slots, for uninitialized parameters, and for skipped hooks.
+// Tests initial values, and the errors that a module's call throws if a parameter has no
+// ParameterSlot or no values, or if a direct call of forward() skips hooks.
 
 #include <torch/nn/modules/linear.h>
 

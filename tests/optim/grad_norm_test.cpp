@@ -114,7 +114,6 @@ TEST_ON_MESH(GradNorm, CanCoverAllPipelineStages, {4}, {"world"}) {
   EXPECT_FLOAT_EQ(grad_norm({slot}, both).item<float>(), 5.0F);
 }
 
-/// Returns the norm of a gradient that is 2^rank, for one element replicated over `mesh`.
 double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& distinct = {}) {
   const nn::SlotPtr slot = slot_of(at::zeros({1}), mesh, {Replicate{}});
   slot->set_distinct_along(distinct);

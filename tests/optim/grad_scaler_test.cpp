@@ -139,8 +139,8 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, double scale) {
   }
 }
 
-// One gradient is infinite on one rank. All ranks must skip the step, even if the rank has a
-// replica that gradient norms do not count.
+// One gradient is infinite on one rank. All ranks must skip the step, even if the infinite gradient
+// is a replica that gradient norms do not count.
 TEST_ON_MESH(GradScaler, SkipsAStepOnAllRanks, {2, 2}, {"dp", "tp"}) {
   for (const auto& [bad, where] : {std::pair(0U, 0), {1U, 0}, {2U, 0}, {3U, 0}, {2U, 2}, {3U, 2}}) {
     const std::vector<nn::SlotPtr> slots = spread_slots(mesh);

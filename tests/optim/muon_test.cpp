@@ -19,7 +19,6 @@ void run(Muon& optimizer) {
   }
 }
 
-/// Returns a slot with `tensor`, matrix i, distributed as the test case requires.
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 const std::vector<std::vector<std::int64_t>> kMatrixSizes{{7, 5}, {8, 2}, {1, 6},
                                                           {5, 9}, {4, 4}, {3, 7}};
@@ -155,7 +154,7 @@ TEST(Muon, UpdatesNarrowMatricesInFp32) {
   EXPECT_EQ(optimizer.state()[0].tensor.scalar_type(), at::kFloat);
 }
 
-// Rank 1's parameter is marked as uninitialized. Rank 1 must throw this error; no rank may hang.
+// Rank 1's parameter is marked as uninitialized. All ranks must throw an error; none may hang.
 TEST(Muon, FailsOnAllRanksIfOneRankFails) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
     const nn::SlotPtr slot = slot_of(normal_values({6, 3}, 0), rank.mesh({3}, {"dp"}), {Shard{0}});

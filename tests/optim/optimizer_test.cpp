@@ -412,7 +412,7 @@ TEST(Ema, IsCorrectOnUnevenShards) {
   });
 }
 
-/// If a load restores no averages after state(), the averages begin with the loaded parameters.
+/// If a checkpoint loaded after state() has no averages, averages start as the loaded parameters.
 TEST(Ema, BeginsWithLoadedAveragesOrCurrentParameters) {
   for (const bool loads : {true, false}) {
     const nn::SlotPtr slot = slot_of(at::ones({3}));

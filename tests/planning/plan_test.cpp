@@ -36,7 +36,7 @@ planning::RunPlan plan_net(const planning::PlanOptions& options = {}) {
   return planning::plan(make_net, train_net, two_by_two(), options);
 }
 
-/// Runs two real training steps, and `second` between them. Returns the traffic of the second step.
+/// Runs a real step, calls `second`, and runs another real step. Returns that step's traffic.
 template <class Make, class Train>
 comm::TrafficTable second_step(
     const comm::WorldPtr& world, const Make& make, const Train& train,
@@ -170,7 +170,7 @@ TEST(Plan, DoesNotCountCopiesOfFakeCollectives) {
   const std::vector<std::int64_t> counts{1, 1, 1};
   group.all_to_all(three, at::empty({3}), counts, counts)->wait();
   EXPECT_EQ(copies, 0);
-  // In plans, all_gather copies integers, because plans compute values only of integer tensors.
+  // In plans, all_gather copies only integer tensors, because plans compute no other values.
   const at::Tensor numbers = at::zeros({3}, at::kLong);
   group.all_gather(numbers, at::full({1}, 7, at::kLong))->wait();
   EXPECT_EQ(numbers.sum().item<std::int64_t>(), 21);

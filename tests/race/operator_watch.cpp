@@ -65,7 +65,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
     if (changes && !writes_nothing(name)) {
       written.insert(written.end(), tensors.begin(), tensors.end());
     }
-    // A view reads nothing. Its argument has alias_info but is not written. out= is only written.
+    // A view's argument has alias_info, but is not read. An out= argument is written, but not read.
     const bool reads =
         changes ? !argument.is_out() && !overwrites(name) : argument.alias_info() == nullptr;
     if (reads && !reads_nothing(name)) {

@@ -289,7 +289,7 @@ TEST(LinearCrossEntropy, SumsTheGradientOfABf16WeightInFp32) {
   }
 }
 
-/// Simulates the head and the loss of a 1B model on a GPU, to measure memory without values.
+/// Simulates the head and the loss of a 1B model on a GPU: measures memory, computes no values.
 TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
   constexpr std::int64_t kVocabulary = 128256, kTokens = 16384, kFeatures = 2048;
   double flops = 0;
@@ -312,7 +312,7 @@ TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
     return memory.peak();
   };
   // At its peak, memory contains the weight's gradient in fp32 and either a chunk of the logits or
-  // the weight's gradient in bf16. llama_train uses chunks of this size.
+  // the weight's gradient in bf16. llama_train also limits chunks to 640 MiB.
   const LinearCrossEntropyOptions parts{.chunk_bytes = std::int64_t{640} << 20};
   EXPECT_LT(peak([&] { return linear_cross_entropy(hidden, weight, targets, parts); }),
             1'750'000'000);

@@ -33,7 +33,7 @@ TEST(Rowwise, ShardsAReplicatedPlainInput) {
 TEST_ON_RANKS(Rowwise, AddsTheBiasOnceAndUnchanged, 3) {
   nn::Linear linear(6, 2);
   linear.weight->detach().zero_();
-  linear.bias->detach().fill_(0.1);  // the sum of three times bias / 3 is not 0.1 in fp32
+  linear.bias->detach().fill_(0.1);  // in fp32, bias / 3 added 3 times is not 0.1
   parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
   EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
 }

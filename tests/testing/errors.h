@@ -83,7 +83,7 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
 
 }  // namespace tessera::testing
 
-// Because of the switch, an `else` after the macro does not compile: no `if` can take the `else`.
+// The switch prevents a compiler warning about a dangling `else` for `if (x) EXPECT_EQUAL(a, b);`.
 #define TESSERA_EXPECT(outcome, what)                                   \
   switch (0)                                                            \
   case 0:                                                               \

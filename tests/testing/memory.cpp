@@ -16,7 +16,7 @@ std::shared_ptr<AllocationWatcher> watching() {
   return watcher == nullptr ? nullptr : *watcher;
 }
 
-/// Stored before each memory block. Owns the watcher, so that it outlives the AllocationScope.
+/// Stored before each memory block. Keeps the watcher alive after the AllocationScope has ended.
 struct alignas(64) Header {
   std::shared_ptr<AllocationWatcher> watcher;
   std::size_t bytes;

@@ -20,8 +20,8 @@ class AllocationWatcher {
   virtual void freed(void* data, std::size_t bytes) = 0;
 };
 
-/// While an AllocationScope exists, `watcher` is called for CPU tensor memory that this thread and
-/// its backward passes allocate, and when this memory is freed, even later. The first scope
+/// Calls `watcher` when this thread or its backward passes allocate memory of CPU tensors, and when
+/// this memory is freed, even after the AllocationScope has ended. The first AllocationScope
 /// replaces the process's CPU allocator. Only one AllocationScope may exist on a thread.
 class AllocationScope {
  public:

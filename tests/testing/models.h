@@ -1,4 +1,4 @@
-// Small models for tests. Their sizes are not multiples of two or three ranks.
+// Small models for tests. Each model has sizes not divisible by 3, so 3 ranks get uneven shards.
 
 #pragma once
 
@@ -26,7 +26,7 @@
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
-// Models made of libtorch modules. Their sizes are not multiples of two or three ranks.
+// Models made of libtorch modules.
 namespace tessera::testing {
 
 /// Maps (rows, 5) to (rows, 3).

@@ -48,7 +48,8 @@ inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
 }
 
 /// Runs `body` on `size` threads, each of which is a rank. If a rank throws or fails an ASSERT,
-/// other ranks get PeerErrors. Throws the first error again, preferably one that is no PeerError.
+/// other ranks get PeerErrors. Rethrows the first error that is not a PeerError, if any, or the
+/// first PeerError.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});
 
 /// Like RunRanks(). `body` also gets a mesh with the given sizes and names.

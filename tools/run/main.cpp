@@ -66,7 +66,7 @@ struct Sink {
   void flush() {
     for (pollfd ready{fd, POLLOUT, 0}; !pending.empty() && poll(&ready, 1, 0) > 0;) {
       // At most PIPE_BUF bytes are written, because a ready pipe accepts PIPE_BUF bytes without
-      // blocking. `size` is 0 if these bytes contain no newline.
+      // blocking. `size` is the length of the complete lines in these bytes.
       const std::size_t size = pending.rfind('\n', PIPE_BUF - 1) + 1;
       const auto written =
           write(fd, pending.data(), size ? size : std::min<std::size_t>(pending.size(), PIPE_BUF));

@@ -131,7 +131,6 @@ TEST(Offload, KeepsShardsAndGradientsOnTheHost) {
   }
 }
 
-/// Streams that do nothing, except that synchronize(), a wait of the CPU, calls `waits`.
 class HostWaits final : public comm::Streams {
  public:
   explicit HostWaits(std::function<void()> waits) : waits_(std::move(waits)) {}
@@ -177,7 +176,7 @@ TEST_ON_RANKS(Offload, DropsGradientsOfAFailedBackward, 2) {
     return take_gradients(model);
   };
   const std::vector<at::Tensor> expected = step();
-  // The second backward throws at the input, after most of its reductions have begun.
+  // The second backward throws in the hook of the model's input, after most reductions have begun.
   local_loss(model, rank, 0).backward();
   const at::Tensor x = batch(4, 1).requires_grad_();
   x.register_hook([](const at::Tensor&) -> at::Tensor { throw Error("planted"); });

@@ -29,7 +29,7 @@ struct Draws {
   Draw scores = keep;
   bool modules = false;  ///< `modules`: calls nn::Dropout modules instead of functions
   bool skips_empty = false;
-  int quiet_forwards = 0;  ///< number of first forwards without random numbers
+  int quiet_forwards = 0;  ///< number of forwards at the start that draw no numbers
 };
 
 struct DrawingBlock : nn::Module<DrawingBlock> {

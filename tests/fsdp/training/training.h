@@ -75,7 +75,7 @@ inline at::Tensor loss_of(SmallModel& model, const at::Tensor& batch, std::int64
 
 constexpr std::int64_t kRows = 12;  // number of rows of the whole batch
 
-/// 2, 3 or 4 ranks get uneven shards of some of these sizes.
+/// 7 is not divisible by 2, 3 or 4, so 2, 3 or 4 ranks get uneven shards.
 constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
 
 struct Sizes {
@@ -130,7 +130,7 @@ struct Arrangement {
   Options options{};
 };
 
-/// FSDP must pack and unpack the shards of the last dimension, because they are not contiguous.
+/// Shards along the last dimension are not contiguous, so FSDP must pack and unpack the shards.
 inline std::optional<Placement> by_columns(const std::string&, const at::Tensor& parameter) {
   return Shard{parameter.dim() - 1};
 }
