@@ -62,8 +62,8 @@ at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// Factors in the gradient of each row of logits, which is `softmax` * softmax(row) + `target` *
-/// one_hot(target) + `all`. Each factor has the shape (rows).
+/// Coefficients in the gradient of each row of logits, each of the shape (rows). The gradient is
+/// `softmax` * softmax(row) + `target` * one_hot(target) + `all`; `all` is added to every column.
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
@@ -202,8 +202,8 @@ Logits call_of(const LossRows& rows, const at::Tensor& targets) {
           .z_loss = static_cast<float>(rows.options.z_loss)};
 }
 
-/// Calls body(kernels, element, value, row) for each row of logits, on several threads. `element`
-/// and `value` are dummies whose types tell the type of a logit in row kernels and in libtorch.
+/// Calls body(kernels, element, value, row) for each row of logits, on several threads. Only the
+/// types of `element` and `value` matter: the row kernels' type and libtorch's type of a logit.
 template <class Body>
 void for_rows(const at::Tensor& logits, Body&& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (logits.size(1) + 1));
@@ -364,8 +364,8 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   run(CrossEntropyBackward{.logits = call_of(rows, targets),
                            .log_sum_exp = in<double>(sums),
                            .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
-                           // If the losses are summed, all rows have the same gradient: `of_row`
-                           // then has stride 0, and is not copied.
+                           // If losses are summed, `of_row` is an expanded tensor of stride 0,
+                           // which the kernel reads without a contiguous copy.
                            .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
                            .gradient = gradient.mutable_data_ptr(),
                            .gradient_stride = gradient.stride(0)},

@@ -74,8 +74,8 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
                             .total_rows = total_rows,
                             .size = weight.size(1),
                             .out = result.mutable_data_ptr()},
-                  // A memory plan counts `result` instead of the table as the input, because the
-                  // kernel reads only the looked-up rows, which have as many bytes as `result`.
+                  // A memory plan takes the inputs' sizes as the bytes read. The kernel reads only
+                  // as many bytes of the table as `result` has, so the input is `result`.
                   "tessera::embedding", {result, flat}, {result});
   return result;
 }

@@ -1,6 +1,6 @@
-// fp8 matrix products with torchao's "rowwise" scaling: all matrices are e4m3, and all scales are
-// powers of two. The scale affects only the rounding of subnormal fp8 values. All other values are
-// equal, whether the scale comes from a whole row or from one rank's shard of the row.
+// fp8 matrix products with torchao's "rowwise" scaling: all matrices are e4m3. All scales are
+// powers of two, so a scale from a whole row and a scale from one rank's shard of the row give the
+// same product, except for rounding of subnormal fp8 values.
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/detail/fused.h"
 

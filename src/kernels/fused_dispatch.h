@@ -26,9 +26,9 @@ inline bool has_cuda_kernels(const at::Tensor& x) {
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
 }
 
-/// Runs a CUDA kernel on the device of `like`, whose type is the kernel's type. In a FakeMode, only
-/// reports the operator `name` and its tensors to the observer. Does nothing if `like` has no
-/// elements, because CUDA refuses an empty grid.
+/// Runs a CUDA kernel on the device of `like`. The dtype of `like` selects the kernel's template
+/// instance. In a FakeMode, only reports the operator `name` and its tensors to the observer. Does
+/// nothing if `like` has no elements, because CUDA refuses an empty grid.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
                      at::TensorList results, const at::Tensor& like) {
@@ -78,8 +78,8 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
                   c10::function_ref<void(std::int64_t, std::int64_t)> body);
 
-/// Returns the address of the data of `x` as T. data_ptr<T>() would refuse Bf16, which is not
-/// libtorch's class for bfloat16.
+/// Returns the address of the data of `x` as T. T can be Bf16, this library's own bfloat16 class,
+/// which data_ptr<T>() would refuse.
 template <class T>
 const T* in(const at::Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());

@@ -102,8 +102,8 @@ void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& 
   }
 }
 
-// The 2-norm of lists of tensors. One launch of a kernel of device/lists.h gets some of the
-// tensors.
+// The 2-norm of lists of tensors. A launch of a kernel of device/lists.h takes a limited number of
+// tensors, so a long list needs several launches.
 
 namespace {
 
@@ -233,7 +233,7 @@ std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::In
   return all;
 }
 
-/// Returns the rows of a parameter's shard; one row for fp32 moments, which need no global indices.
+/// Returns the rows of a shard; one row for fp32 moments, which are not rounded stochastically.
 std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {

@@ -55,8 +55,6 @@ const CudaKernels& cuda_kernels() {
   return *kernels;
 }
 
-/// Mirrors the distribution at the mean if most of the interval is in the upper tail (see
-/// TruncatedNormal).
 TruncatedNormal truncated_normal(double mean, double std, double low, double high) {
   TESSERA_CHECK(std > 0.0 && low < high, "truncated normal: std is ", std, " and the bounds are ",
                 low, " and ", high, "; pass a positive std and increasing bounds");

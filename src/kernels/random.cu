@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <variant>
 
-// Random numbers and dropout on a GPU, for libtessera_cuda.so. The headers are those of random.cpp,
-// and --fmad=false is set, so a GPU gives the same bits as a CPU.
+// Random numbers and dropout on a GPU, for libtessera_cuda.so. The formulas are in headers that
+// random.cpp includes, too. --fmad=false is set, so a GPU gives the same bits as a CPU.
 namespace tessera::kernels {
 namespace {
 
@@ -34,8 +34,6 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
   drop_elements(out, x, box, p, scale, key, first_of_thread(), threads_of_grid());
 }
 
-/// Returns the number of thread blocks, at most 65536. That is more than a GPU runs at once; the
-/// grid-stride loops process the other elements.
 unsigned blocks_for(const BoxView& box) {
   return static_cast<unsigned>(
       std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));

@@ -17,7 +17,7 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
 /// Calls body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for
-/// other types; the error message begins with `what`: "dropout of a Long tensor was asked for".
+/// other types. `what`: the operation's name at the start of the error message, such as "dropout".
 template <class Body>
 decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {
   switch (type) {

@@ -31,8 +31,6 @@ namespace {
 // depend on the number of threads, so that the gradient always has the same bits.
 constexpr std::int64_t kBlocks = 16;
 
-/// The rows of a tensor: the size of a row, the number of rows, and the minimum number of rows that
-/// a thread processes, about 16384 elements.
 struct Rows {
   explicit Rows(const at::Tensor& x)
       : dim(x.size(-1)),
@@ -430,8 +428,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
 namespace {
 
 /// Computes the rotation with ATen operators. `transposed` selects the backward: a rotation by the
-/// negative angle. The two halves of a head can have different cos and sin, so the backward
-/// multiplies by the sine before it swaps the halves.
+/// negative angle. The backward multiplies by sin before it swaps the two halves of a head, because
+/// sin can be different in the two halves.
 at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                     bool transposed) {
   const c10::ScalarType type = compute_type(x);
@@ -473,8 +471,8 @@ void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHe
   const std::int64_t sample = position / p.sequence;
   const std::int64_t place = position % p.sequence;
   const std::int64_t table = place * 2 * p.half;
-  // All heads of a position are processed at once if the heads of `out` are dense, because the
-  // kernel writes dense heads.
+  // The kernel writes contiguous heads. So one call processes all heads of a position if the heads
+  // of `out` are contiguous; otherwise each head needs its own call.
   const std::int64_t at_once = part.to.head == 2 * p.half ? part.heads : 1;
   const T* x = static_cast<const T*>(part.x) + offset_of(part.from, sample, place);
   T* out = static_cast<T*>(part.out) + offset_of(part.to, sample, place);

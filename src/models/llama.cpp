@@ -150,8 +150,8 @@ void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
 
 at::Tensor KvCache::mask(c10::Device device) const {
   const std::int64_t filled = std::min(tokens_ + 1, slots_);
-  // With the next token, the cache contains `filled` positions. The oldest of these positions is
-  // tokens_ + 1 - filled.
+  // After the next token is stored, the cache will contain `filled` positions. The oldest of the
+  // positions is tokens_ + 1 - filled.
   if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
     return {};
   }
@@ -398,8 +398,8 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
   const nn::LinearOptions no_bias{.bias = false};
   lm_head_ = register_module(
       "lm_head", std::make_shared<nn::Linear>(config_.hidden_size, config_.vocab_size, no_bias));
-  // The rotary tables are buffer slots, so that a model on the meta device has uninitialized
-  // tables, which are filled later, like parameters.
+  // The rotary tables are registered as buffers. So in a model on the meta device, the tables are
+  // uninitialized, and are materialized and filled together with the parameters.
   cos_ = register_buffer_slot("rope_cos", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
   sin_ = register_buffer_slot("rope_sin", {max_sequence, config_.head_dim},
@@ -426,8 +426,8 @@ at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
   return tensor_parallel::linear_cross_entropy(hidden, *lm_head_, loss.targets, loss.options);
 }
 
-/// Runs the Llama model without the head. Tokens of shape (batch, sequence) give features of shape
-/// (batch * sequence, hidden); with a cache, only the features of each last token, (batch, hidden).
+/// Runs the model without lm_head for tokens (batch, sequence). Returns features (batch * sequence,
+/// hidden); with a cache, features of the last token of each sequence, (batch, hidden).
 at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                            const nn::DocumentsPtr& documents) {
   const std::int64_t past = cache != nullptr ? cache->tokens() : 0;
@@ -471,8 +471,8 @@ void Llama::reset_parameters(const nn::InitContext& init) {
     return nn::init::trunc_normal(0.0, std, -3.0 * std, 3.0 * std);
   };
   const double std = config_.initializer_range;
-  // 2 L output projections of L layers add to the residual stream. Their initial standard deviation
-  // is divided by sqrt(2 L), so that the stream's variance does not grow with depth (GPT-2).
+  // The initial std of the 2 L output projections of L layers, which add to the residual stream, is
+  // divided by sqrt(2 L), so that the stream's variance does not grow with depth (GPT-2).
   const double output_std = std / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));
   nn::Initializers table{{"model.layers.*.self_attn.o_proj.weight", normal(output_std)},
                          {"model.layers.*.*layernorm.weight", ones()},

@@ -30,7 +30,7 @@ namespace {
 /// can come from an untrusted source.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Parses a JSON object of limited nesting depth, because error messages quote whole values.
+/// Parses a JSON object. Limits the nesting depth, because formatting a value is recursive.
 nlohmann::json parse_object(const std::string& text, const std::string& origin) {
   try {
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
@@ -235,8 +235,8 @@ double yarn_scale(double scale) {
   return scale <= 1 ? 1 : 0.1 * std::log(scale) + 1;
 }
 
-/// Throws Error if config.json and its rope scaling have different numbers of original positions,
-/// because versions of `transformers` differ in which of the two numbers they use.
+/// Throws Error if config.json has two original_max_position_embeddings that differ (one in the
+/// rope scaling), because versions of `transformers` differ in which value they use.
 void check_original_positions(const ConfigReader& file, const RopeScaling& scaling) {
   constexpr const char* kKey = "original_max_position_embeddings";
   const bool takes = scaling.original_positions > 0;

@@ -35,8 +35,8 @@ DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>&
                                        : flat;
 }
 
-/// Returns the mesh that splits the experts' weights: "tp" or, if "ep" has several ranks, "ep" with
-/// "tp" as a second dimension, whose ranks have different tokens.
+/// Returns the mesh for nn::apply_expert_parallel(): "tp" or, if "ep" has several ranks, ("ep",
+/// "tp"). Then "ep" splits the experts, and the ranks along "tp" have different tokens.
 DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "ep") || mesh.size("ep") == 1) {
     return mesh["tp"];
@@ -70,8 +70,8 @@ fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
   return options;
 }
 
-/// The activation-checkpointing policy of torchtitan: saves the outputs of attention and of every
-/// other matrix product, beginning with the first (in a Llama block: queries, values and gate).
+/// The activation-checkpointing policy of torchtitan: saves the outputs of attention and of the
+/// first, third, fifth, ... matrix product (in a Llama block: queries, values and gate).
 bool keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear" ||

@@ -39,8 +39,8 @@ void fill_linears(const InitContext& init, std::initializer_list<const Linear*> 
 // tensor parallelism, these are the heads of this rank.
 
 /// Reshapes x, (batch, tokens, ...), to fit the rotary tables. If each sequence has its own
-/// positions, the tables have a row for every token of the batch, so all sequences are joined to
-/// one.
+/// positions, the tables have a row for every token of the batch, so x is reshaped to (1, batch *
+/// tokens, ...).
 at::Tensor along_tables(const at::Tensor& x, const AttentionInputs& inputs) {
   return inputs.cos.size(0) == x.size(1) ? x : x.flatten(0, 1).unsqueeze(0);
 }
@@ -103,7 +103,8 @@ Attention::Attention(const AttentionOptions& options) : options_(detail::complet
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // With one group for each key head, a key head and its query heads are always on one rank.
+    // A group of rows has one key head and its query heads; tensor parallelism never splits a
+    // group.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
         names.fused,

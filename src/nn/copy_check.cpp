@@ -26,8 +26,8 @@ namespace {
 
 using tessera::detail::Peers;
 
-/// Number of hashes that a rank sends: one hash for each set of tensors whose copies are on the
-/// same ranks. A model usually has two or three sets.
+/// Maximum number of hashes that a rank sends. Tensors whose copies are on the same ranks share one
+/// hash. A model usually needs two or three hashes.
 constexpr std::size_t kSets = 6;
 
 std::int64_t hash_of(std::string_view text) {
@@ -155,7 +155,8 @@ class Comparison {
     return is_distributed(parameter) ? sharding_spec(parameter).mesh.root() : check.root;
   }
 
-  /// Returns a hash that is equal for all copies of a tensor; nullopt if the tensor has no copies.
+  /// Returns a hash of the shard's place on the mesh, equal on all ranks that have a copy of the
+  /// shard; nullopt if a tensor has no copies.
   std::optional<std::int64_t> place_of(const CopiedTensor& tensor) const {
     const at::Tensor& parameter = tensor.slot->persistent();
     const DeviceMesh root = root_of(tensor, check_);
@@ -167,8 +168,8 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
-    // Whether the parameter's mesh covers only a slice of a root mesh dimension, as after
-    // unflatten().
+    // Whether the parameter's mesh has only some ranks of a root mesh dimension. Example: the mesh
+    // is one of the two dimensions into which unflatten() has split a root dimension.
     bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;
@@ -198,8 +199,8 @@ class Comparison {
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
   }
 
-  /// Returns pairs of hashes: Entry::place, and a hash of the names and values of all tensors with
-  /// this place. Pairs are in order of first appearance.
+  /// Returns two hashes for each distinct Entry::place, in order of first appearance: the place,
+  /// and a hash that combines the names and values of all tensors with the place.
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
     for (const Entry& entry : entries_) {
@@ -235,9 +236,9 @@ class Comparison {
     return false;
   }
 
-  /// Returns the first difference between copies. The result is the same on all ranks. Tensors are
-  /// compared in the order of the first rank that has them. If copies on several ranks differ from
-  /// the first copy, prefers a rank that is a neighbour of the first along a mesh dimension.
+  /// Returns the first difference between copies; all ranks return the same. Each copy is compared
+  /// with the copy on the lowest rank, in the order of the tensors on that rank. If several copies
+  /// differ, prefers the copy of a rank that is the lowest rank's neighbour along a mesh dimension.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {
       std::size_t peer = 0, index = 0;

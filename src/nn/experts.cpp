@@ -90,7 +90,7 @@ GroupedLinear::GroupedLinear(std::int64_t experts, std::int64_t in_features,
 at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
                                   bool rows_are_split) {
   at::Tensor own = weight;
-  comm::WorldPtr ranks;  // ranks with different rows of x; nullptr if the weight is a plain tensor
+  comm::WorldPtr ranks;  // world over which dropout numbers the rows; nullptr for a plain weight
   if (tessera::is_distributed(own)) {
     const DistributedTensor distributed(own);
     ranks = distributed.mesh().world();
@@ -243,8 +243,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
 
 namespace {
 
-/// Chooses experts in turn, (tokens, top_k), for a memory plan, which has no router scores. If
-/// `load` is not 1, expert 0 gets `load` times the mean number of tokens per expert.
+/// Assigns experts to tokens round-robin, (tokens, top_k), for a memory plan, which has no scores.
+/// If `load` is not 1, expert 0 gets `load` times the mean number of tokens per expert.
 at::Tensor planned_choice(const ExpertsOptions& options, std::int64_t tokens, double load) {
   const std::int64_t k = options.top_k, experts = options.experts;
   const bool even = load == 1 || k == experts;
@@ -357,8 +357,8 @@ at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bo
   return (of_tokens * routing.weights.to(x.scalar_type()).unsqueeze(2)).sum(1);
 }
 
-/// Records sums over tokens for the auxiliary losses. In a recomputation (activation checkpointing)
-/// the sums are computed, so that autograd saves the same tensors as in forward, but not recorded.
+/// Records sums over tokens for the auxiliary losses. A recomputation (activation checkpointing)
+/// computes the sums, so that autograd saves the same tensors as in forward, but records no sums.
 void MixtureOfExperts::record(const at::Tensor& logits, const Routing& routing,
                               const DeviceMesh& token_mesh) {
   if (!is_training() || !c10::GradMode::is_enabled()) {
@@ -440,7 +440,7 @@ namespace {
 struct RouterSums {
   at::Tensor probabilities;        ///< sums of probabilities, (experts)
   at::Tensor z;                    ///< squared log-sum-exp, ()
-  std::vector<at::Tensor> counts;  ///< per mixture: tokens of each expert; the last is `tokens`
+  std::vector<at::Tensor> counts;  ///< tokens per expert, one tensor per mixture; then `tokens`
   std::int64_t tokens = 0;         ///< number of tokens, summed over the mixtures
   DeviceMesh token_mesh;
 };

@@ -495,8 +495,8 @@ at::Tensor sent(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Calls `start(group)`, which starts a collective, and waits until the collective is complete.
-/// Makes no collective for empty tensors, and for meta tensors unless `group` accepts meta tensors.
+/// Starts a collective by start(group), and waits until the collective is complete. Skips the
+/// collective if `own` is empty, or if `own` is a meta tensor and `group` refuses meta tensors.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();
@@ -544,7 +544,7 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// Copies the chunks of the sequence `whole` to `of_ranks`, in the format of in_order().
+/// The inverse of in_order(): copies rank r's head chunk and tail chunk to of_ranks[r].
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);

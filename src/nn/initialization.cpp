@@ -80,7 +80,7 @@ void materialise(ParameterSlot& slot, c10::Device device) {
   const at::Tensor fresh = empty_on(slot.persistent(), device);
   retire_parameter(slot.persistent(), fresh, "nn::to_empty");
   if (slot.has_persistent()) {
-    // An FSDP unit uses the new shard from the unit's next iteration on.
+    // An FSDP unit all-gathers the new shard from the unit's next iteration on.
     slot.set_persistent(fresh);
   }
   slot.swap(fresh);

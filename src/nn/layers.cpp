@@ -64,7 +64,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether `sum` has the layout of the result if each rank multiplies its shards of a and b.
+/// Whether multiplying the local shards of a and b gives a product in the layout of `sum`.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -130,8 +130,8 @@ struct LinearNode final : tessera::detail::Node {
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
     // Usually the gradient of the weight is computed first, so that the saved x_ is freed before
-    // more memory is needed. But if x_ (a KeptTensor) is recomputed from the gradient of x, the
-    // gradient of x is computed first.
+    // more memory is needed. But if takes_gradient(), x is recomputed together with the backward of
+    // the operator that made x, so the gradient of x is computed first.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }
@@ -142,8 +142,8 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
-      // The engine sums `rows` to the size of the bias, but uses `rows` itself if there is only one
-      // row. The gradient of x, results[0], must not share memory with the gradient of the bias.
+      // Autograd sums `rows` to the bias's shape, but does not copy a single row. rows.sum(0)
+      // copies: results[0], the gradient of x, must not share memory with the gradient of the bias.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
@@ -356,7 +356,6 @@ detail::MakeLinearProducts Linear::products_together() const {
   return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
 }
 
-/// Returns the bias. With rowwise_parallel a hook adds the bias later, and the result is undefined.
 at::Tensor Linear::own_bias() const {
   return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();
 }
@@ -490,8 +489,9 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const std::int64_t features = output.size(-1);
   const std::int64_t of_group = out_features() / groups_;
-  // A rank's shard of a FusedLinear's result can be split if the shard has whole groups or if all
-  // parts have equal sizes.
+  // `output` can be one rank's shard. A shard can be split into the parts (the fused layers'
+  // results) if the shard has whole groups (features of all parts), or if all parts have equal
+  // sizes.
   const auto is_equal = [this](const FusedPart& part) {
     return part.out_features == parts_.front().out_features;
   };

@@ -105,8 +105,8 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 
 namespace {
 
-/// End of the error message for a meta tensor that forward has used. The outermost call has checked
-/// all parameters and buffers, so the meta tensor must be another tensor of the module.
+/// Advice for the error message if forward used a meta tensor. The outermost call has checked all
+/// parameters and buffers, so the meta tensor is neither a parameter nor a buffer.
 constexpr const char* kKeptFromConstructor =
     "; the module kept a tensor from its constructor, which nn::to_empty did not replace: keep the "
     "nn::Parameter or the slot, and read its tensor in forward";
@@ -357,7 +357,6 @@ void ModuleBase::to(torch::Device device, bool non_blocking) {
 void ModuleBase::convert_buffers(std::optional<torch::Device> device,
                                  std::optional<torch::Dtype> dtype, bool non_blocking) {
   for (const auto& [name, slot] : buffer_slots_) {
-    // Integer buffers, such as positions, are not converted to another type, as in libtorch.
     const at::Tensor& buffer = slot->get();
     slot->swap(buffer.to(
         device.value_or(buffer.device()),
@@ -478,7 +477,7 @@ void ModuleBase::rethrow_named() const {
     }
     throw;
   } catch (const Error& error) {
-    // An Error of a derived class already names its module, or was not caused by a module.
+    // Only Error itself gets the module's name. A derived class has a name already or needs none.
     if (typeid(error) != typeid(Error)) {
       throw;
     }

@@ -448,7 +448,7 @@ void distribute_module(
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute a module once");
-  // named_slots() throws Error for a parameter without a slot, so the call is before any change.
+  // Called before any change: named_slots() throws Error if a parameter has no slot.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function can test for any

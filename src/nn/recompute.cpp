@@ -92,7 +92,7 @@ class RandomSnapshot {
       generator.set_state(state.value);
     }
   }
-  /// Removes the saved states of generators from which nothing was drawn since the constructor.
+  /// Removes the saved states of generators that have drawn nothing since the states were saved.
   void forget_unmoved() {
     std::erase_if(states_, [](const State& state) {
       return equal_bytes(state.value, state_of(state.generator));
@@ -212,8 +212,8 @@ class OperatorLog {
       }
     });
   }
-  /// Drops the results of operators that ran after autograd had saved its last tensor (`packed`
-  /// tensors), because the recomputation stops at the last tensor.
+  /// Drops the results of operators that ran after autograd saved its last tensor, because a
+  /// recomputation stops at the last saved tensor. `packed`: number of tensors that autograd saved.
   void forget_after(std::size_t packed) {
     for (auto& [name, calls] : kept_) {
       std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
@@ -275,7 +275,8 @@ class RecordOperators final : public OperatorMode {
         ++options_.counts->kept_operators;
       }
     } else if (op.name == "aten::_unsafe_view") {
-      // matmul returns the result of _unsafe_view, which libtorch does not mark as a view.
+      // matmul returns a result of _unsafe_view, which libtorch does not mark as a view of the
+      // product. The product and the result of matmul must share a version counter.
       log_.watch_aliases(results);
     }
     return results;
@@ -496,8 +497,8 @@ class CheckpointedRegion : tessera::detail::NoCopy {
 
   /// Returns the saved-tensor hooks for the next tensor that autograd saves for backward.
   virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
-  /// Whether this region is a recomputation. In a recomputation, each call of replay_count()
-  /// returns the next of the counts that forward recorded; see replayed_count().
+  /// Whether this region is a recomputation. Then each call of replay_count() returns the next of
+  /// the numbers that forward passed to record_count(), in the same order; see replayed_count().
   virtual bool replays() const { return false; }
   virtual std::uint64_t replay_count() { return 0; }
   virtual void record_count(std::uint64_t /*count*/) {}
@@ -582,8 +583,8 @@ class Replay final : public CheckpointedRegion {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // The inputs must be unpacked before the thread's state is restored: unpacking can recompute an
-  // outer region, which restores the state of its own forward.
+  // Unpacks the inputs before the thread's state is restored. Unpacking can run the recomputation
+  // of an outer region, which sets the thread's state to the state of the outer forward.
   const RestoredThread restored(thread_state_);
   Replay replay(*this);
   if (options_.counts != nullptr) {
@@ -727,7 +728,7 @@ bool is_recomputing() {
 std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::CheckpointedRegion* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
-  // Regions inside the recomputation record the count for their own recomputation.
+  // Nested checkpointed regions also record `count`, for their own recomputation.
   for (auto* region = detail::innermost_here; region != replay; region = region->outer()) {
     region->record_count(count);
   }

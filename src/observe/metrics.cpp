@@ -61,8 +61,8 @@ std::string records_up_to(const std::filesystem::path& path, std::int64_t last) 
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops) {
   metrics.tokens_per_s = static_cast<double>(tokens) / metrics.step_time_s;
-  // The step's tokens are divided equally among the ranks. With tensor parallelism, a rank
-  // processes more tokens, but computes only a part of each result.
+  // Counts an equal number of tokens for each rank. With tensor parallelism, a rank processes more
+  // tokens, but does only a part of the work for each token.
   const double per_rank = metrics.tokens_per_s / world_size;
   metrics.tflops = per_rank * flops.per_token / 1e12;
   if (!peak_flops || tokens == 0) {

@@ -1,5 +1,5 @@
-// Implements verify(). Every rank runs the one-rank reference model with the rank's own samples. Of
-// the results of the reference model, ranks communicate only the mean of the gradients.
+// Implements verify(). Every rank runs the one-rank reference model with the rank's own samples.
+// The only communicated results of the reference model are the gradients, which are averaged.
 #include "tessera/observe/verify.h"
 
 #include <ATen/ops/empty_like.h>
@@ -366,8 +366,6 @@ void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint
   });
 }
 
-/// Whether the program has drawn random numbers since the call of set_draw_counts(set, ahead):
-/// `counts` then differ from the counts that set_draw_counts() has set.
 bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t ahead) {
   return counts.state.calls != set.state.calls + ahead ||
          !std::ranges::equal(counts.dropouts, set.dropouts, [&](const auto& now, const auto& then) {
@@ -411,8 +409,8 @@ class SavedState : tessera::detail::NoCopy {
   std::int64_t batch_ranks_;
 };
 
-/// Verification runs add this number to the program's random-draw counts, so that no count is
-/// repeated. FSDP assumes that a model draws no random numbers if two forwards have equal counts.
+/// verify() adds this number to the counts of random draws. Without the offset, two forwards could
+/// have equal counts, and FSDP would conclude that the model draws no random numbers.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 
 /// The number of runs with perturbed weights, which measure the rounding noise. With one run, some
@@ -501,8 +499,8 @@ class Verification {
   }
 
   void run_reference() {
-    // Losses use the number of data-parallel ranks that the last forward has set. The reference
-    // runs on one rank, so the number must be 1.
+    // Losses use the thread's number of data-parallel ranks, which the last forward has set. The
+    // reference model runs on one rank, so the number is reset to 1.
     nn::set_batch_ranks(1);
     const auto run = [&] {
       set_draw_counts(reference_, counts_, kAhead);

@@ -140,7 +140,7 @@ at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::
 /// A tensor's values in the run on the mesh and in the one-rank run. A value is an undefined tensor
 /// if its run lacks the tensor.
 struct Pair {
-  SeenTensor of;  ///< the tensor's name and module; `of.value` is not used
+  SeenTensor of;  ///< the tensor's name and module; the member `of.value` is not used
   at::Tensor on_mesh, one_rank;
   double noise = 0;
   std::string layout{};   ///< layout of the tensor in the run on the mesh, for messages
@@ -403,15 +403,15 @@ struct Finding {
 /// The findings of all ranks about the tensors of module calls, or about the gradients.
 struct Together {
   std::vector<VerifyDifference> differences;
-  double largest = 0;   ///< largest passed difference, divided by the largest value of all tensors
+  double largest = 0;   ///< largest difference within tolerance, relative to the largest value
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 
 /// A difference may be this many times the measured rounding noise. A mesh sums in another order
 /// than one rank, so rounding changes a tensor differently, but at most a few times as much.
 constexpr double kNoises = 8;
-/// A difference may also be this many rounding units of the tensor's largest value, because
-/// perturbed weights do not show the rounding noise of all sums.
+/// A difference may also be this many units in the last place (ulp) of the tensor's largest value,
+/// because perturbing the weights does not measure the rounding noise of every sum.
 constexpr double kRoundings = 8;
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_input, layout, at,
@@ -489,8 +489,8 @@ std::string quoted(const std::string& fqn) {
   return fqn.empty() ? "the model" : "'" + fqn + "'";
 }
 
-/// Returns advice on why the output tensors[first] differs. No earlier output differs.
-/// `differs[i]`: whether tensors[i] differs.
+/// Returns advice on the cause of the first output that differs, tensors[first]. `differs[i]`:
+/// whether tensors[i] differs.
 std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool>& differs,
                      std::size_t first) {
   const Finding& output = tensors[first].first();
@@ -543,8 +543,8 @@ Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   std::size_t first = tensors.size();
   for (const OfRanks& tensor : tensors) {
     const double epsilon = tensor.largest(&Finding::epsilon);
-    // The term epsilon * of_kind allows small differences from 0 in a tensor of zeros. `of_kind` is
-    // the largest value in all tensors that are not inputs.
+    // The term epsilon * of_kind allows values near 0 where zeros are expected. `of_kind` is the
+    // largest value in all tensors that are not inputs.
     const double allowed = kNoises * tensor.largest(&Finding::noise) +
                            kRoundings * epsilon * tensor.largest(&Finding::largest) +
                            epsilon * of_kind;
@@ -631,8 +631,8 @@ std::vector<Finding> of_gradients(std::vector<Pair> pairs, const PairingRanks& r
   ranks.make_whole(pairs, /*all=*/true);
   for (Pair& pair : pairs) {
     pair.one_rank = ranks.mean_over_batches(pair.one_rank);
-    // A missing gradient counts as zeros, because FSDP decides whether an unused parameter has a
-    // gradient.
+    // A missing gradient counts as zeros, because FSDP can give an unused parameter a gradient of
+    // zeros or no gradient.
     pair.on_mesh = pair.on_mesh.defined() ? pair.on_mesh : at::zeros_like(pair.one_rank);
   }
   return findings_of(pairs, options);

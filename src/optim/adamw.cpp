@@ -176,8 +176,8 @@ Sgd::Sgd(const nn::ModuleBase& module, SgdOptions options) : Sgd(slots_of(module
 void Sgd::update_batch(const Batch& batch, std::size_t group) {
   const SgdOptions& o = options(group);
   const bool momentum = o.momentum != 0.0;
-  // The program can change options between steps, but momentum needs the state that only the
-  // constructor declares.
+  // The program can change options between steps, but cannot turn on momentum: only the constructor
+  // can declare momentum buffers.
   TESSERA_CHECK(!momentum || !batch.states.empty(),
                 "a group sets momentum for an SGD without momentum; make the SGD with momentum");
   // Momentum buffers start as zeros, so that the first step needs no special case.

@@ -35,13 +35,14 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
          std::ranges::all_of(part.ranks(), [&](int rank) { return contains(mesh, rank); });
 }
 
-/// Decides which rank adds a local gradient to the norm. If parallel submeshes have copies of a
-/// parameter (data parallelism over a TP submesh), one copy is added. If parallel submeshes have
-/// different parameters (experts, pipeline stages), all are added.
+/// Decides which rank adds a local gradient to the norm. A (dp=2, tp=2) mesh has two TP submeshes:
+/// ranks 0 and 1, ranks 2 and 3. If both have copies of a parameter, one copy is added. If their
+/// parameters differ (experts, pipeline stages), the gradients of both are added.
 class Counting {
  public:
-  /// Whether this rank adds its local gradient to the norm: the rank is the first along each mesh
-  /// dimension that replicates the gradient, and no earlier submesh has a copy of the gradient.
+  /// Whether this rank adds its local gradient to the norm: the rank has coordinate 0 along each
+  /// mesh dimension that replicates the gradient, and its mesh is the first with a copy of the
+  /// gradient.
   bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
     const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
     if (coordinate.empty()) {
@@ -79,8 +80,8 @@ class Counting {
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
-  /// Returns a rank of `base`: the rank with this rank's coordinates along the dimensions in
-  /// `skipped`, and 0 along all other dimensions. Ranks of a mesh are in row-major order.
+  /// Returns the rank of `base` with this rank's coordinates along the dimensions that `skipped`
+  /// marks, and coordinate 0 along all other dimensions.
   static int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) {
     std::size_t index = 0;
     for (int d = 0; d < base.ndim(); ++d) {
@@ -156,9 +157,9 @@ namespace {
 constexpr auto kDouble = c10::ScalarType::Double;
 
 /// Returns the norms of all tensors as one fp64 tensor on `device`, by one list kernel for each
-/// dtype and device. Complex numbers count by their absolute values, as in PyTorch. On a CPU,
-/// libtorch's norm adds squares in fp32 in a fixed number of sums: the norm of 7 million elements
-/// is wrong by 2e-4. So large tensors are split, and the result has one norm for each piece.
+/// dtype and device. Takes the absolute values of complex numbers, as PyTorch does. libtorch's CPU
+/// norm has few fp32 accumulators: for 7 million elements, the error is 2e-4. So large CPU tensors
+/// are split, and the result has one norm for each piece.
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   constexpr std::int64_t kPiece = 65536;
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
@@ -315,7 +316,6 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-/// Returns the names that all ranks have in `own`, as a text; "" if no rank has a name.
 std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
                    const char* between) {
   std::string list;

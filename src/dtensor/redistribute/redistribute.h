@@ -33,9 +33,9 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
 
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 
-/// Scatters `tensor` of one rank and returns this rank's shard for `target`. `source`: index of the
-/// sending rank in the mesh; for the tensors of other ranks, only sizes and dtype are used.
-/// Collective: a broadcast of the whole tensor. Runs below autograd.
+/// Scatters `tensor` of the rank with index `source` in the mesh, and returns this rank's shard for
+/// `target`. On other ranks, only the sizes and the dtype of `tensor` are used. Collective: a
+/// broadcast of the whole tensor. Runs below autograd.
 at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target);
 
 }  // namespace tessera::detail

@@ -43,8 +43,6 @@ std::string name_of(DistributedTensorImpl& impl) {
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";
 }
 
-/// Returns a text for messages. While a torch::autograd::Function named Square runs its backward,
-/// the text is " in the backward of Square". Returns an empty text in a forward.
 std::string running_backward() {
   const std::string node = running_node();
   return node.empty() ? "" : " in the backward of " + node;
@@ -132,8 +130,8 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// A caller of has_storage() usually reads the tensor's memory next, which throws. The error message
-// is made here: making the message for each new tensor would be slow.
+// Returns false, and sets the message of the error that a later access to the tensor's storage
+// throws. Formatting the message in the constructor would slow down the creation of every tensor.
 bool DistributedTensorImpl::has_storage() const {
   // const_cast, because has_storage() is const in the base class. Setting the error message does
   // not change the elements of the tensor.
@@ -167,9 +165,9 @@ at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpec
       std::move(transfer), at::empty({0}, like.options()), std::move(spec)));
 }
 
-// DetachedView: the state of a view whose base had to be gathered, so that the view has its own
-// copy of the base's elements. A read of the view throws if the base was written.
-// arguments_and_results.cpp makes detached views; views/views.cpp repeats writes on the base.
+// DetachedView: a view whose base had to be gathered, so that the view has its own copy of the
+// base's elements. Reading the view throws if the base was written. arguments_and_results.cpp makes
+// detached views; views/views.cpp applies each write of a view to the base, too.
 
 namespace {
 
@@ -186,8 +184,8 @@ bool DetachedView::is_stale() const {
   if (!seen->version) {
     return false;
   }
-  // A write to the view increments the version counter of the view. If the view and the base share
-  // this counter, the version of the base is then the recorded version plus 1.
+  // note_write() records the base's version. If the view and the base share a version counter, the
+  // write to the view then increments the counter, so the recorded version plus 1 is valid.
   const auto now = version_of(base);
   return now != seen->version && !(seen->written && now == *seen->version + 1);
 }
@@ -294,7 +292,7 @@ class SpecTable {
 
   TensorSpecPtr intern(TensorSpec&& spec) {
     const auto hash = hash_of(spec);
-    // `others` is freed after the mutex is unlocked: the deleter of a spec locks the mutex.
+    // `others` must be destroyed after `lock`, because the deleter of a spec locks the mutex.
     std::vector<TensorSpecPtr> others;
     std::lock_guard lock(mutex_);
     auto [begin, end] = specs_.equal_range(hash);
@@ -313,8 +311,8 @@ class SpecTable {
   }
 
  private:
-  // `address` identifies an entry even if `reference` has expired and an equal spec has been added
-  // at another address.
+  // erase() finds an entry by `address`, because `reference` has expired when erase() runs. An
+  // equal spec can already have been added at another address.
   struct Entry {
     const TensorSpec* address;
     std::weak_ptr<const TensorSpec> reference;
@@ -394,8 +392,8 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
   return strides;
 }
 
-// A dimension of local size 0 or 1 can have any stride. So ranks agree on the order of dimensions
-// if, along each sharded dimension, all shards have one size or at least two positions.
+// Whether strides have the same order on all ranks. A dimension of local size 0 or 1 can have any
+// stride, so along each sharded dimension, all shards must have equal sizes or sizes of at least 2.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);
@@ -491,8 +489,7 @@ const at::Tensor& local_tensor(const at::Tensor& tensor) {
   return impl->local();
 }
 
-/// Makes a distributed tensor without a comparison between ranks. The ranks must have agreed on the
-/// global sizes before the call.
+/// Makes a distributed tensor, but does not check that all ranks pass the same global sizes.
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes) {
   detail::check_local(local, spec, sizes);

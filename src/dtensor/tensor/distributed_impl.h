@@ -34,19 +34,21 @@ struct DetachedView {
     std::optional<std::vector<std::int64_t>> strides;
   };
 
-  /// The base's version when a view was made or last written. The results of one split() do not
-  /// overlap, so a write to one result leaves the other results valid: all results share a Seen.
+  /// The version of the base when a view was made or last written. All results of one split() share
+  /// a Seen: the results do not overlap, so a write to one result leaves the other results valid.
   struct Seen {
     /// The version counter of the base; nullopt if the base is an inference tensor, which has no
     /// version counter and must not be written.
     std::optional<std::uint32_t> version;
-    /// Whether a view was written. The base's version counter may then also be `version` + 1.
+    /// Whether a view was written. A write to a view can increment the base's version counter, so
+    /// the views are also valid if the base's version is `version` + 1.
     bool written = false;
   };
 
   at::Tensor base;
   std::shared_ptr<Seen> seen;
-  /// nullptr if the view shares the memory of `base`; `base` is then a detached view itself.
+  /// How to repeat a write to the view on `base`. nullptr if `base` is itself a detached view, with
+  /// which the view shares memory.
   std::shared_ptr<Replay> replay{};
 
   bool is_stale() const;
@@ -99,8 +101,8 @@ class DistributedTensorImpl final : public TensorWrapper {
   void set_gradient_hook() { gradient_hook_ = true; }
 
   void release_resources() override;
-  /// Returns false. Also sets the error message for callers that then read the tensor's memory,
-  /// such as libtorch's printer.
+  /// Returns false. Also sets the message of the error that a later access to the tensor's storage
+  /// throws, for example by libtorch's printer.
   bool has_storage() const override;
 
  protected:

@@ -68,7 +68,8 @@ bool is_reducible(c10::ScalarType type, ReduceOp op);
 /// operation in the error message.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
-/// Formats the placements of `layout` for messages; without such placements, `layout` itself.
+/// Formats the placements of `layout` for messages. Formats the layout's own notation if no list of
+/// placements can express `layout`.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes);
 /// Formats a spec for messages: "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]".
 std::string describe(const TensorSpec& spec);

@@ -15,18 +15,18 @@
 
 namespace tessera::detail {
 
-/// Adds to libtorch's error message that sizes are global, because programs often pass local sizes.
+/// Appends a note to libtorch's error message: sizes are global. Programs often pass local sizes.
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
-/// Returns the global strides of each result of a view operator. Runs the operator on meta tensors,
-/// because local strides are ambiguous for dimensions of local size 1. Throws the operator's
-/// exceptions, on every rank. Returns nullopt if the operator has no meta kernel.
+/// Returns the global strides of each result of a view operator, or nullopt if the operator has no
+/// meta kernel. Runs the operator on meta tensors, because local strides are ambiguous for
+/// dimensions of local size 1. An exception of the meta run is thrown on all ranks alike.
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
 /// Returns `local`, or a contiguous copy if `local` cannot be viewed with `sizes`. Used for
-/// _unsafe_view, which composite operators call on results of kernels. A kernel may choose another
-/// memory order if a local dimension has size 1.
+/// _unsafe_view of a kernel's result. If a local dimension has size 1, the strides of the local
+/// result and of the global result can have different orders.
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes);
 
 // Functions for expanded tensors: along a dimension of stride 0, all positions share one element.

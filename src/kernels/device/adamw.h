@@ -75,8 +75,8 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   f.rate = static_cast<float>(lr / (1.0 - power(call.beta1, step)));
   f.root = static_cast<float>(1.0 / std::sqrt(1.0 - power(call.beta2, step)));
   f.eps = static_cast<float>(call.eps);
-  // Each parameter and each step has its own stream of random numbers. The streams of two steps
-  // differ by a multiple of the golden ratio, so that the streams are far apart.
+  // Each parameter and each step has its own stream of random numbers. Each step adds the 64-bit
+  // golden-ratio constant to the stream's number, so that the streams of two steps are far apart.
   f.key = {call.seed, piece.stream + static_cast<std::uint64_t>(step) * 0x9E3779B97F4A7C15ULL};
   return f;
 }

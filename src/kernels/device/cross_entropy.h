@@ -46,9 +46,9 @@ struct CrossEntropy {
   float* maximum = nullptr;  ///< (rows): each row's maximum over this rank's columns
   /// (rows): a copy of `maximum`, which an all-reduce replaces by the maximum over all ranks.
   float* all_maximum = nullptr;
-  /// The terms of each row, (2 or 3, rows): the sum of exp(x - reference(maximum)), the target's
-  /// logit, and for label smoothing the sum of x - reference(maximum). After kRelative, the terms
-  /// are relative to the maximum over all ranks.
+  /// The terms of each row, (2 or 3, rows): the sum of exp(x - m), the target's logit and, for
+  /// label smoothing, the sum of x - m. Here m is reference(maximum) with this rank's maximum;
+  /// after kRelative, m is the maximum over all ranks.
   float* terms = nullptr;
   float* losses = nullptr;        ///< (rows): cross-entropy loss of each row
   double* log_sum_exp = nullptr;  ///< (rows): the log-sum-exp of each row
@@ -89,8 +89,8 @@ TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
   return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
 }
 
-/// Returns the address of a row of logits. On a CPU, arithmetic with nullptr, the address of a
-/// tensor without columns, is undefined. A GPU needs no check, which would cost registers.
+/// Returns the address of a row of logits. The data of a tensor without columns are at nullptr. On
+/// a CPU, adding an offset to nullptr is undefined. A GPU has no check, which would cost registers.
 template <class T>
 TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
 #ifndef __CUDA_ARCH__
@@ -241,8 +241,8 @@ TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   return {high, rest == rest ? rest : 0.0F};
 }
 
-/// Terms of the gradient of a row of logits: `softmax` is a factor of softmax(row), `target` is
-/// subtracted at the target's column, and `all` at every column.
+/// Coefficients of the gradient of a row of logits. The gradient is `softmax` * softmax(row) -
+/// `all`, minus `target` at the target's column.
 struct RowScales {
   float softmax, target, all;
 };
@@ -310,8 +310,8 @@ TESSERA_HOST_DEVICE void scale_elements(const Scale& p, std::int64_t first, std:
   }
 }
 
-/// Whether a cross-entropy kernel can use vectors of 16 bytes: rows of the logits and of the
-/// gradient must have equal offsets from a multiple of 16 bytes.
+/// Whether a cross-entropy kernel can use vectors of 16 bytes: for each row, the addresses in the
+/// logits and in the gradient must be equal modulo 16.
 inline bool is_aligned(const CrossEntropyBackward& call, Element type) {
   const auto apart = reinterpret_cast<std::uintptr_t>(call.logits.data) -
                      reinterpret_cast<std::uintptr_t>(call.gradient);

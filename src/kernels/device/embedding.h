@@ -36,8 +36,8 @@ struct EmbeddingBackward {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   void* weight_grad = nullptr;  ///< (rows, size): gradient of the table; zeros before the launch
-  /// (tiles, 2, size), for each tile: the sum for an index that continues from the previous tile,
-  /// and the sum for an index that begins in the tile and continues in the next tile.
+  /// (tiles, 2, size): for each tile, the partial sum of a run of equal indices that began before
+  /// the tile, and the partial sum of a run that begins in the tile and ends in a later tile.
   float* partial = nullptr;
 
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
@@ -142,8 +142,8 @@ TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std
   }
 }
 
-/// Adds the sums that several tiles have for one index: the index that begins in tile `tile` and
-/// continues in later tiles.
+/// Adds the partial sums of several tiles for a run of equal indices. The run begins in tile `tile`
+/// and continues in later tiles.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std::int64_t tile,
                                                 std::int64_t i) {
@@ -152,8 +152,7 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // The index that continues in the next tile began before this tile: the thread of an earlier tile
-  // adds the sums for this index.
+  // The run of equal indices began in an earlier tile. The thread of that tile adds the run's sums.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }

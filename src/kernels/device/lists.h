@@ -131,23 +131,23 @@ struct SquareSums {
   double* sums = nullptr;  ///< one sum of squares for each chunk
 };
 
-/// Adds the sums of squares of chunks. The chunks are in this order: gradients that only this rank
-/// adds to the norm, plain tensors, and copies of gradients that another rank adds to the norm.
+/// Adds the chunks' sums of squares for three kinds of gradients, in this order: owned (this rank
+/// adds the gradient to the norm), plain tensors, and copies (another rank adds the gradient).
 struct SumKinds {
   const double* sums = nullptr;
   std::int64_t ends[3] = {};  ///< ends of the three ranges of `sums`
-  /// out[0]: the sum of squares of the gradients that only this rank adds; the caller adds out[0]
-  /// of all ranks. out[1]: the sum of squares of the plain tensors. A NaN or infinite value in a
-  /// plain tensor or a copy makes out[0] NaN or infinite, too.
+  /// out[0]: the sum of squares of the owned gradients, which the caller all-reduces; NaN or
+  /// infinite if a plain tensor or a copy has a NaN or infinite value. out[1]: the sum of squares
+  /// of the plain tensors, which the caller does not all-reduce.
   double* out = nullptr;
 };
 
-/// Computes the gradient norm and the clip factor from sums of squares (SumKinds::out), of which
-/// the first was added over the ranks.
+/// Computes the gradient norm and the clip factor from `sums`, which is SumKinds::out after the
+/// all-reduce of out[0].
 struct ClipNorm {
   const double* sums = nullptr;
   double max_norm = 0;
-  /// Three numbers: the norm; the clip factor; the clip factor, or NaN for a NaN or infinite norm.
+  /// The norm, the clip factor, and the clip factor for AdamW: NaN if the norm is NaN or infinite.
   double* norm_and_factor = nullptr;
   float* norm = nullptr;
 };
@@ -191,7 +191,7 @@ TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   }
   if (team.first() == 0) {
     const double uncounted = of_kinds[1] + of_kinds[2];
-    // `uncounted - uncounted` is NaN if `uncounted` is NaN or infinite, otherwise 0.
+    // A NaN or infinite `uncounted` makes out[0] NaN or infinite. A finite `uncounted` adds 0.
     call.out[0] = of_kinds[0] + (uncounted - uncounted == 0.0 ? 0.0 : uncounted);
     call.out[1] = of_kinds[1];
   }

@@ -12,7 +12,7 @@
 
 namespace tessera::kernels {
 
-/// Arguments of the kernel that quantises x. Rows of x are dense, and `stride` elements apart.
+/// Arguments to quantise x to fp8. Rows of x are contiguous, and begin every `stride` elements.
 struct QuantizeFp8 {
   const void* x = nullptr;
   const float* factors = nullptr;  ///< (columns): factors of the columns of x, or nullptr
@@ -66,8 +66,8 @@ TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float f
   }
 }
 
-/// Quantises a dense row to fp8, by one team of threads. The team reads the row a second time, from
-/// the nearest cache.
+/// Quantises a contiguous row to fp8, by one team of threads. The team reads the row twice, the
+/// second time from the L1 cache.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void quantize_fp8_row(const QuantizeFp8& p, std::int64_t row, Team& team) {
   const auto elements = [&](std::int64_t i, std::int64_t n) {

@@ -89,8 +89,8 @@ TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
   return result;
 }
 
-/// The vectors and the heads of a position that one thread rotates. Vectors begin at first_vector,
-/// with distance vector_step; heads begin at first_head, with distance head_step.
+/// The vectors and the heads of a position that one thread rotates: the vectors first_vector,
+/// first_vector + vector_step, ..., and the heads first_head, first_head + head_step, ...
 struct RotaryShare {
   int first_vector = 0;
   int vector_step = 1;

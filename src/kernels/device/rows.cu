@@ -36,8 +36,8 @@ constexpr std::int64_t kSharedBytes = 48 << 10;
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
   Team<kWidth, kRmsNormThreads> team;
-  // Number of vectors that a thread loads at once. If a warp processes a row, each thread has more
-  // elements of the row than if a block does.
+  // Number of vectors that a thread loads at once. A warp for each row uses a larger number than a
+  // block for each row, because a thread of a warp has more elements of the row.
   constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;
   constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
@@ -79,7 +79,6 @@ __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
 
 constexpr int kTermRows = 8;
 
-/// Sums each column of `terms`. A thread adds the elements of one column in every eighth row.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kTermRows)
     rms_norm_weight_kernel(W* weight_grad, const float* terms, std::int64_t rows,
@@ -241,8 +240,8 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(Embedding call) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.y;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
        i < call.count; i += step) {
-    // An index whose row is on another rank is valid. An index outside of the table must fail,
-    // because all ranks would return zeros for the index.
+    // An index whose row is on another rank is valid. For an index outside of the table, all ranks
+    // would silently return zeros, so the assertion must fail.
     CUDA_KERNEL_ASSERT(call.indices[i] >= 0 && call.indices[i] < call.total_rows);
     embedding_row<T, N>(call, i, threadIdx.x, blockDim.x);
   }

@@ -36,7 +36,7 @@ using Vector = Words<kVectorBytes>;
 template <class T, int N>
 struct Access {
   static constexpr int kBytes = std::clamp<int>(N * sizeof(T), 4, kVectorBytes);
-  // Number of memory accesses; 0 for a single element of 2 bytes.
+  // Number of accesses of kBytes; 0 for one element of 2 bytes, which is accessed as an element.
   static constexpr int kCount = N * sizeof(T) / kBytes;
   using Words = kernels::Words<kBytes>;
 };
@@ -85,8 +85,8 @@ TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   return values;
 }
 
-/// Writes the first n of N values. If n >= N, calls write(words, to) for each memory access;
-/// otherwise writes the values one by one.
+/// Writes the first n of N values. If n >= N, calls write(words, address) for each memory access of
+/// Access<T, N>; otherwise writes the values one by one.
 template <int N, class T, class Write>
 TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::int64_t n,
                                          const Write& write) {

@@ -197,8 +197,8 @@ std::vector<at::Tensor> scaled_product(Arguments arguments) {
 }
 
 /// Makes the result of _grouped_mm. Arguments: rows, the groups' matrices (groups, in, out), and
-/// the end of each group. Arguments of the variant that makes one product per group: two matrices
-/// whose common dimension is divided into groups, and the end of each group.
+/// the end of each group. If the second matrix is 2-D, the groups divide the summed dimension of
+/// both matrices, and the result has one product for each group.
 std::vector<at::Tensor> grouped_product(Arguments arguments) {
   const at::Tensor& first = arguments[0].toTensor();
   const at::Tensor& second = arguments[1].toTensor();
@@ -400,8 +400,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
 }
 
 // A FakeMode uses a dispatch key between autograd and the CPU's kernels. libtorch reserves the key
-// for other libraries, and only a FakeMode includes it. Every operator that a program runs in a
-// FakeMode arrives at run(), with local tensors.
+// for other libraries, and only a FakeMode enables the key in a thread. Every operator call in a
+// FakeMode arrives at run(); the arguments are local tensors.
 
 using tessera::detail::kFakeModeKey;
 

@@ -284,7 +284,7 @@ void rotary(const T* x, std::int64_t x_stride, const float* cos, const float* si
 }
 
 /// Processes a row of logits in blocks. The sums of a block are computed right after its maximum,
-/// while the block is in the nearest cache.
+/// while the block is in the L1 cache.
 template <class T>
 void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponentials,
                     float* differences) {

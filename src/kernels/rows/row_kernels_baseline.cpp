@@ -1,5 +1,5 @@
-// The row kernels for every processor of the architecture, and the function that selects the row
-// kernels at run time, which also must run on every processor.
+// The row kernels without instruction-set extensions, and the function that selects row kernels at
+// run time. Both must run on every processor of the architecture.
 #define TESSERA_ISA baseline
 #include "rows/row_kernels.inl"
 
