@@ -117,8 +117,7 @@ void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view cont
 namespace tessera {
 namespace {
 
-/// Returns the Levenshtein distance. `row` is the current row of the dynamic programming table;
-/// `diagonal` is the previous row's entry that was overwritten last.
+/// Returns the Levenshtein distance. `diagonal` is entry j - 1 of the previous row of the table.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});

@@ -40,8 +40,7 @@ class TokenWindows final : public SampleSource {
     check_start();
   }
 
-  // The last token of a sample is only a target, not an input: the last target of a sample is the
-  // first input of the next sample.
+  // Samples overlap by one token: the last target of a sample is the first input of the next.
   std::int64_t size() const override {
     return std::max<std::int64_t>(tokens_->size() - 1, 0) / sequence_;
   }
@@ -265,8 +264,8 @@ std::uint64_t mix(std::uint64_t value) {
 }
 
 /// A pseudo-random permutation of [0, count) for a seed and an epoch. Each value is computed
-/// independently, without a table: a Feistel network (Luby & Rackoff 1988) over the next power of
-/// four, repeated until the value is in the range (at most four times on average).
+/// without a table, by a Feistel network (Luby & Rackoff 1988) over the next power of four. The
+/// network is applied again while the value is >= count (at most four times on average).
 class Permutation {
  public:
   Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t number)
@@ -314,11 +313,10 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 
 }  // namespace
 
-/// The order of samples from several weighted sources, computed for each index without the earlier
-/// indices. The sources are the leaves of a binary tree with log2(sources) levels. As in
-/// Bresenham's line algorithm, a first child with the fraction p of its parent's samples gets
-/// round(n p) of the parent's first n samples. So each level adds an error of at most half a sample
-/// to the number of samples of a source.
+/// The order of samples from several weighted sources; any position is computed without the earlier
+/// positions. The sources are the leaves of a binary tree. Of the first n samples of a tree node,
+/// the first child, which has the share p of the node's weight, gets round(n p), as in Bresenham's
+/// line algorithm. So each of log2(sources) levels adds at most half a sample of error to a source.
 class Mixture {
  public:
   /// All `weights` must be > 0. Fractions are stored as integers, to round equally on all machines.
@@ -350,9 +348,9 @@ class Mixture {
     return {at.first, n};
   }
 
-  /// Returns the maximum number of samples that one source has among `samples` consecutive samples.
-  /// In the tree of sources, a child with the fraction p of its parent's samples has at most ceil(m
-  /// p) of m consecutive samples of its parent.
+  /// Returns an upper bound on the samples of one source among `samples` consecutive samples.
+  /// Applies a bound at each level of the tree: of m consecutive samples of a node, a child with
+  /// the share p of the node's weight gets at most ceil(m p).
   std::int64_t most(std::size_t source, std::int64_t samples) const {
     Node at = root();
     while (at.last - at.first > 1) {
@@ -433,8 +431,6 @@ void BatchLoader::check_sizes() const {
     const SampleSource& source = *sources_[i].samples;
     TESSERA_CHECK(source.sequence() == sequence_, "data sources have sequences of ",
                   source.sequence(), " and ", sequence_, " tokens; use one length for all sources");
-    // No batch may contain a sample twice, so a source needs at least as many samples as a batch
-    // can contain of this source.
     const std::int64_t most = mixture_->most(i, options_.batch);
     const bool alone = sources_.size() == 1;
     TESSERA_CHECK(source.size() >= most, alone ? "the data have " : "a data source has ",

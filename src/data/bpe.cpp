@@ -50,7 +50,7 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
-/// Buffers and a cache that several encodings use, one after another and in one thread at a time.
+/// Buffers and a word cache, which encode() calls reuse. At most one thread uses a Workspace.
 struct Workspace {
   static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
   /// The size of the longest word in the cache. Longer words rarely occur twice.
@@ -181,10 +181,10 @@ class Bpe {
   }
 
  private:
-  /// Finds borders at which a word can be cut. Without a pre-tokenizer the whole text is one word.
-  /// A text can be cut between two characters that are adjacent in no token, because no merge joins
-  /// these characters. A text is cut only before space symbols, so that its parts are usual words,
-  /// for which the cache is useful.
+  /// Prepares next_border(), which cuts words before space symbols (without a pre-tokenizer the
+  /// whole text is one word), so that the parts are usual words, which the cache can contain. A cut
+  /// is not allowed if a token contains the character before the space symbol followed by a space
+  /// symbol, because a merge could join them.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {
@@ -225,8 +225,8 @@ class Bpe {
     HeapMerge(merges_, workspace).run();
   }
 
-  /// Sets `ids` to the tokens of a word before the first merge. Unknown tokens and byte-fallback
-  /// tokens are in the same order as in the `tokenizers` package.
+  /// Sets `ids` to the tokens of a word before the first merge. As in the `tokenizers` package, an
+  /// unknown token comes after the byte-fallback tokens of directly following characters.
   void first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
     bool unknown = false;  // whether an unknown token must be appended before the next token
     while (!word.empty()) {
@@ -362,8 +362,8 @@ class BpeTokenizer final : public Tokenizer {
   AddedTokens normalized_;  ///< added tokens to find in the normalized text
   std::vector<bool> special_;
   Bpe bpe_;
-  /// One Workspace for each thread that encodes at the same time. A later encoding reuses the
-  /// Workspace, with the cache, of an earlier encoding.
+  /// A pool of Workspaces: concurrent encode() calls use different Workspaces, and later calls use
+  /// the Workspaces, with the word caches, again.
   mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
   mutable std::mutex mutex_;
 };

@@ -112,7 +112,7 @@ class SentencePieceTokenizer final : public Tokenizer {
       TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
                     " is outside the tokenizer's vocabulary of ", vocabulary(),
                     " tokens; decode with the tokenizer that encoded the text");
-      // Special tokens have no text. Pieces before and after such a token are decoded together.
+      // Special tokens have no text, and the pieces around a special token are decoded together.
       if (special_.contains(token)) {
         continue;
       }
@@ -191,8 +191,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   /// Encodes a text that follows a special token. The SentencePiece library would drop a space at
-  /// the beginning of the text. As in `transformers`, an unknown token is put before the text to
-  /// preserve the space, and the pieces of the unknown token are removed from the result.
+  /// the beginning of the text. As in `transformers`, the text of the unknown token is prepended to
+  /// preserve the space, and the pieces of the prepended text are removed from the result.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with(kSpaceMark)) {
       return pieces_of(*within_, part);

@@ -233,8 +233,8 @@ void add_normalizer(const JsonField& field, Normalizers& steps) {
   }
 }
 
-/// Returns a step that cuts texts before and after each match of a regular expression. If `removes`
-/// is true, matches are dropped. If `invert` is true, matches and other texts swap roles.
+/// Returns a step that cuts texts before and after each match of a regular expression. `removes`:
+/// whether matches are dropped. `invert`: whether the texts between matches count as the matches.
 PreTokenizers::Step split_step(std::string_view expression, bool removes, bool invert) {
   const auto pattern = std::make_shared<const Pattern>(expression);
   return [pattern, removes, invert](Piece piece, OnPiece on_piece) {
@@ -454,7 +454,7 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
     // result of the first template as a pair of texts.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);
-  } else if (type != "ByteLevel") {  // the post-processor ByteLevel adds no tokens
+  } else if (type != "ByteLevel") {  // the post-processor ByteLevel needs no step
     field.at("type").refuse();
   }
 }

@@ -28,8 +28,8 @@ constexpr ShardKind kUint32Shard{20240801, 7, sizeof(std::uint32_t)};
 
 static_assert(std::endian::native == std::endian::little, "token shards are little endian");
 
-/// Determines the token size from the magic number in the header. Version 1 is accepted for both
-/// token sizes, because the tokens have the same format as in later versions.
+/// Determines the token size from the magic number in the header. Version 1 is also accepted for
+/// uint32 tokens, because the tokens have the same format in versions 1 and 7.
 const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
   for (const ShardKind* kind : {&kUint16Shard, &kUint32Shard}) {
     if (header[0] != kind->magic) {

@@ -153,9 +153,9 @@ std::string StreamDecoder::finish() {
 std::string StreamDecoder::take_new(const std::string& text) {
   std::string piece = text.substr(std::min(given_, text.size()));
   given_ = text.size();
-  // A token's text can depend on the preceding tokens: a decoder can remove spaces at the beginning
-  // of a text. So the next tokens are decoded together with `own`, the tokens of `piece`. Older
-  // tokens remain in `window_` only if the decoded text of `own` is empty.
+  // `own`: the tokens of `piece`. The next tokens are decoded together with `own`, because a
+  // decoder can remove spaces at the beginning of a text. The tokens before `own` are removed from
+  // `window_`, unless the decoded text of `own` alone is empty.
   const std::vector<std::int64_t> own(window_.begin() + static_cast<std::ptrdiff_t>(context_),
                                       window_.end());
   if (const std::size_t size = tokenizer_->decode(own).size(); size > 0) {

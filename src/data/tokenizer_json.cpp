@@ -94,7 +94,7 @@ void add_special_tokens(const JsonField& root, TokenizerSettings& files) {
       field.for_each(
           [&](const JsonField& entry) { add_special_token(read_token(entry, true), files); });
     } else if (key == kExtraTokens && field.json().is_object()) {
-      field.only({});  // must be empty: token ids depend on an order, and a JSON object has none
+      field.only({});  // refused unless empty: token ids need an order, which a JSON object lacks
     } else if (auto token = special_token_of(field)) {
       add_special_token(std::move(*token), files);
     }
@@ -399,10 +399,9 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   return parts;
 }
 
-/// Throws Error if a ByteLevel that is the only pre_tokenizer has another flag add_prefix_space
-/// than `transformers` uses. `transformers` takes the flag from tokenizer_config.json. If the file
-/// has no flag, `transformers` takes the ByteLevel's flag if the tokenizer class is missing or one
-/// of Llama's, and false otherwise.
+/// Checks the flag add_prefix_space of a ByteLevel that is the only pre_tokenizer. Throws Error
+/// unless `transformers` uses an equal flag: the flag in tokenizer_config.json; without such a
+/// flag, the ByteLevel's flag if the tokenizer class is missing or one of Llama's; otherwise false.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

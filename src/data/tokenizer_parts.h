@@ -1,6 +1,6 @@
-// The parts of a tokenizer: the processing steps before and after its model (the JSON objects of
-// tokenizer.json, and how they change a text), the byte-pair model (Sennrich et al., 2016), and the
-// files in the tokenizer's folder.
+// The parts of a tokenizer: the processing steps before and after the model, which tokenizer.json
+// describes as JSON objects; the byte-pair model (Sennrich et al., 2016); and the files in the
+// tokenizer's folder.
 
 #pragma once
 
@@ -116,7 +116,7 @@ std::optional<std::string> bytes_of_token(std::string_view token);
 /// Returns the byte of a token "<0xHH>" of a model with byte fallback; nullopt for other tokens.
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token);
 
-/// Throws Error if a step has made a text implausibly long: `to` bytes from `from` bytes.
+/// Throws Error if a step has made a text implausibly long. `from`, `to`: bytes before and after.
 void check_growth(std::size_t from, std::size_t to);
 
 /// Steps that modify a text (valid UTF-8) in place before the text is split into words. All
@@ -189,7 +189,7 @@ struct BpeTokenizerParts {
   BpeModel model;
   Decoders decoders;
   std::vector<std::string> texts;  ///< token texts by id, before the decoders; "" for unused ids
-  bool joined_by_spaces = false;   ///< whether token texts are joined by spaces without decoders
+  bool joined_by_spaces = false;   ///< without decoders: whether spaces join the token texts
   std::vector<std::int64_t> begin_tokens;
   std::optional<bool> begins_texts;  ///< whether texts begin with begin_tokens; nullopt: unknown
   std::vector<std::int64_t> end_tokens;
@@ -227,8 +227,8 @@ TokenizerSettings read_tokenizer_settings(const std::filesystem::path& tokenizer
 /// Whether `file` exists. Throws Error for a symbolic link whose target is missing.
 bool has_file(const std::filesystem::path& file);
 
-/// Throws Error if `named`, a token of the files in the tokenizer's folder, has an id other than
-/// `id`, or if `id` is too large. `is_new`: the vocabulary lacks the token.
+/// Throws Error if `id`, the id of a token in this tokenizer, is too large or differs from the id
+/// that the folder's files give (`named`). `is_new`: whether the vocabulary lacks the token.
 void check_id(const NamedToken& named, std::int64_t id, bool is_new);
 
 /// Opens a tokenizer.json with a BPE model, or a SentencePiece model, with `settings` from the

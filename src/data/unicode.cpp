@@ -23,8 +23,8 @@ utf8proc_ssize_t iterate(std::string_view text, utf8proc_int32_t& code) {
                           &code);
 }
 
-/// Whether `text` is the beginning of a valid UTF-8 character. Appends the smallest and the largest
-/// continuation byte to find out.
+/// Whether `text` is the beginning of a valid UTF-8 character: tries to complete `text` with the
+/// smallest continuation byte and with the largest.
 bool begins_character(std::string_view text) {
   return std::ranges::any_of(std::array{'\x80', '\xbf'}, [&](char continuation) {
     utf8proc_int32_t code = 0;
@@ -134,8 +134,8 @@ std::string to_nfc(std::string_view text) {
 namespace {
 
 /// The maximum number of match steps of PCRE2 in one search: kMinMatchLimit, or more for a long
-/// text, in proportion to its bytes. A tokenizer's pattern needs a few steps per word, but a word
-/// can be the whole text.
+/// text, in proportion to its bytes: a pattern may match the whole text as one word, in a few steps
+/// per byte.
 constexpr std::size_t kMinMatchLimit = 1'000'000;
 constexpr std::size_t kMatchStepsOfByte = 16;
 /// The maximum size of the heap of PCRE2's interpreter, in KiB.
@@ -363,7 +363,7 @@ void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
                   "' cannot be matched in a text of ", text.size(), " bytes (",
                   pcre2_message(found), "); use a tokenizer with a simpler pattern");
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
-    // An empty match at the end of the previous match is skipped.
+    // Skips an empty match directly after the previous match.
     if (range[0] == range[1] && last_end == range[1]) {
       at = character_at(text, range[1] + 1);
       continue;

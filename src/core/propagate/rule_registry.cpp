@@ -87,8 +87,8 @@ Registry& registry() {
   return *instance;
 }
 
-/// Whether a tensor of `sizes` has the sizes of the result, so that the operator can write to the
-/// tensor. libtorch resizes or rejects a tensor of other sizes.
+/// Whether `sizes` equals the sizes of the result (dimensions with `factors`). An operator can
+/// write its result only to such a tensor: libtorch would resize or reject a tensor of other sizes.
 bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
                 const rules::Sizes& sizes) {
   return std::equal(factors.begin(), factors.end(), sizes.begin(), sizes.end(),
@@ -100,8 +100,8 @@ bool changes_shape(std::string_view op) {
   return std::find(kNames.begin(), kNames.end(), rules::base_name(op)) != kNames.end();
 }
 
-/// Returns the rule of an in-place operator. The operator writes into its first tensor, unless the
-/// functional operator's rule has entries in ShardingRule::inplace.
+/// Returns the rule of an in-place operator. The entries of ShardingRule::inplace state which
+/// tensors the operator writes. A rule without entries gets an entry for the first tensor.
 std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const OpCall& call) {
   std::optional<ShardingRule> rule = body(call);
   if (changes_shape(call.op)) {
@@ -153,7 +153,7 @@ struct UserRules {
   std::mutex mutex;
   // Each RuleFunction points to an entry, and std::map keeps the addresses of its entries.
   std::map<std::string, RuleFunction::Entry, std::less<>> rules;
-  // Operators whose rule was looked up. Cached call plans can depend on their rules.
+  // Operators whose rule was looked up. A call plan may use the rule, so it can no longer change.
   std::set<std::string, std::less<>> looked_up;
 };
 

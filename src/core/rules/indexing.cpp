@@ -21,7 +21,7 @@ std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
 }
 
 /// Permits sharding of dimension `dim` of `tensors` if all tensors have the same size in `dim`.
-/// Otherwise `dim` is not sharded: libtorch accepts index tensors that are smaller than self.
+/// libtorch accepts index tensors smaller than self, but shards of these would not match self's.
 void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
                std::size_t dim) {
   const std::int64_t size = meta_of(call, tensors[0]).sizes[dim];
@@ -41,7 +41,6 @@ bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   });
 }
 
-/// The effect of several writes to one element: the last value remains, or all values are added.
 enum class Write { kReplace, kAdd };
 
 void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
@@ -52,9 +51,9 @@ void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   }
 }
 
-/// Declares the output of an operator that writes the tensor argument with index `source` into the
-/// one with index `self`. Also declares which Partial inputs give a Partial output. If the index
-/// `source` is negative, the operator writes a number.
+/// Declares the output of an operator that writes tensor `source` into tensor `self`, and which
+/// Partial inputs give a Partial output. Both are indices of tensors; a negative `source` means
+/// that the operator writes a number.
 void add_written(ShardingRule& rule, int self, int source, Write write) {
   rule.outputs.push_back(input_of(rule, self));
   if (write == Write::kAdd) {
@@ -128,8 +127,8 @@ RuleFunction::Body scatter(Write write, bool has_source) {
     for (std::size_t i = 0; i < meta_of(call, self).sizes.size(); ++i) {
       share_dim(rule, call, i == dim ? written : all, i);
     }
-    // Only added values can be combined from shards. For replaced values the factor (einsum index
-    // letter) gets no reduction, so the dimension is not sharded.
+    // If values are added, the results for shards of the index can be summed. If values are
+    // replaced, `dim` of the index must not be sharded, so the factor of `dim` gets no reduction.
     if (write == Write::kAdd) {
       add_reduction(rule, {input_of(rule, index)[dim]});
     }
@@ -287,10 +286,10 @@ Table indexing_table() {
           }};
 }
 
-// The rules of cat, stack and their inverses. The dimension along which tensors are joined or split
-// is not sharded, because joining the shards of a rank does not give a shard of the joined tensor.
-// If all sizes are equal, the dimension is unflattened to (number of tensors, size), and the second
-// sub-dimension may be sharded, as in a fused weight.
+// The rules of cat, stack and their inverses. In general, the joined dimension is not sharded,
+// because the joined shards of a rank are not a shard of the joined tensor. For equal sizes, the
+// joined dimension is viewed as (number of tensors, size). The second dimension of this view can be
+// sharded: then each joined tensor is sharded separately, as in a fused QKV weight.
 
 namespace {
 
@@ -372,7 +371,7 @@ std::optional<ShardingRule> stack_rule(const OpCall& call) {
 }
 
 /// Returns the rule of an operator that splits dimension `dim` of a tensor; `dim` is not sharded.
-/// `sizes` are the sizes of `dim` in the outputs; -1: the output lacks the dimension.
+/// `sizes`: the size of `dim` in each output; -1 if the output has no dimension `dim` (unbind).
 ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
@@ -403,7 +402,7 @@ ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t co
 ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
   ShardingRule rule = part_of_equals(call, dim, count);
   const int along = rule.outputs[0][dim].front();
-  // Shards must not be empty, because split.Tensor returns a single tensor for an empty tensor.
+  // For an empty shard, split.Tensor would return a single tensor instead of `count` tensors.
   rule.factors[static_cast<std::size_t>(along)].allow_empty = false;
   rule.outputs.resize(static_cast<std::size_t>(count), rule.outputs[0]);
   const bool unsafe = base_name(call.op).starts_with("unsafe");
@@ -415,7 +414,6 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   return rule;
 }
 
-/// Returns the rule of slice() for part number `part`, if `dim` is cut into parts of size `size`.
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
   ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);

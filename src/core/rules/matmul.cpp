@@ -40,8 +40,8 @@ bool is_added(const std::string& operand) {
   return operand.front() == '+';
 }
 
-/// Gives an operand of the matrix product the factors of its index letters. Returns false if the
-/// operand's sizes do not agree with the sizes of the other operands.
+/// Sets the factors of an operand's dimensions: `bound` has one factor for each index letter.
+/// Returns false if the operand's sizes do not agree with the sizes of the other operands.
 bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
                   const std::string& letters, int tensor, Letters& bound) {
   const Sizes& sizes = meta_of(call, tensor).sizes;

@@ -11,8 +11,8 @@ namespace tessera::rules {
 
 namespace {
 
-/// The factors (einsum index letters) of a layer norm. The last dimensions, which are normalised,
-/// are unsharded. The leading dimensions get the reduction sum if `reduce` is true (in a backward).
+/// The factors (einsum index letters) of a layer norm. The normalised last dimensions are
+/// unsharded. `reduce`: whether outputs without the leading dimensions are sums (in a backward).
 struct NormFactors {
   TensorFactors input;
   TensorFactors normalised;  ///< factors (einsum index letters) of the norm's weight and bias
@@ -97,8 +97,8 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
     set_input(rule, call, arg, channels);
   }
   rule.outputs = {input, channels, channels};
-  // The written running statistics are outputs of the rule after the returned outputs. The
-  // operator's schema does not mark the running statistics as written.
+  // The rule lists the running statistics that the operator writes as outputs after the returned
+  // outputs, because the operator's schema does not mark the running statistics as written.
   for (std::size_t arg : {3, 4}) {
     if (!call.has_tensor(arg)) {
       continue;
@@ -283,8 +283,8 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   for (std::int64_t size : meta_of(call, indices).sizes) {
     const int factor = add_reduced(rule, size, ReduceOp::kSum);
-    // Only the dimensions of the indices have factors (einsum index letters) yet, so the factor of
-    // index i belongs to dimension i of the indices.
+    // Until here only `indices` has factors (einsum index letters), so factor number i belongs to
+    // dimension i of `indices`.
     input_of(rule, indices)[rule.factors.size() - 1] = {factor};
   }
   input_of(rule, grad) = input_of(rule, indices);
@@ -346,8 +346,8 @@ struct AttentionFactors {
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
       return std::nullopt;
     }
-    // In the backward, the gradient of key, value or bias is a sum over each dimension that the
-    // tensor lacks. The kernels divide by the sizes of these dimensions, so no shard may be empty.
+    // Each gradient is a sum over the dimensions that the gradient lacks: batch, heads or queries.
+    // The kernels divide by the sizes of these dimensions, so no shard may be empty.
     const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
       const int factor = rules::add_reduced(in, size, op);
       in.factors.back().allow_empty = false;
@@ -480,8 +480,8 @@ RuleFunction::Body attention_backward(Backward backward) {
 
 }  // namespace
 
-/// Indices of arguments are as in libtorch's native_functions.yaml. All attention operators set
-/// `reads_numbers`, because their argument dropout_p decides whether a call draws random numbers.
+/// Argument indices are as in libtorch's native_functions.yaml. Each Row sets `reads_numbers`,
+/// because each rule reads the float argument dropout_p: calls with dropout are random.
 Table attention_table() {
   const Kernel cpu{.bias = 5, .dropout = 3, .causal = 4};
   const Kernel flash{.dropout = 3, .causal = 4, .debug = 5, .other_outputs = 5};

@@ -20,8 +20,8 @@ std::optional<ShardingRule> like_rule(const OpCall& call) {
 }
 
 /// The rule of new_zeros(self, size, ...). A dimension that has the same size as in self is sharded
-/// as in self, because gradient formulas make such zeros and then write a gradient into the zeros.
-/// If the result and self differ in their number of dimensions, the result is replicated.
+/// as in self, because gradient formulas later copy a gradient of self into such zeros. If the
+/// result and self differ in their number of dimensions, the result is replicated.
 std::optional<ShardingRule> new_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   const Sizes& own = call.tensor(0).sizes;
@@ -65,9 +65,9 @@ std::optional<ShardingRule> pointwise_rule(const OpCall& call, std::string_view 
   return rule;
 }
 
-/// Returns the rule of a pointwise operator that draws random numbers. The operator's tensors must
-/// not be Partial. `reads`: whether the operator reads the values of its tensors.
-/// src/dtensor/random/ runs the operator so that shards draw different numbers.
+/// Returns the rule of a pointwise random operator, whose tensors must not be Partial. `reads`:
+/// whether the operator reads the values of its tensors. The code in src/dtensor/random/ draws
+/// different random numbers for different shards.
 RuleFunction::Body draw(std::size_t outputs, bool reads) {
   return [=](const OpCall& call) {
     std::optional<ShardingRule> rule = pointwise_rule(call, "", outputs);
@@ -112,10 +112,9 @@ RuleFunction::Body pointwise(std::string_view linear = "", std::size_t outputs =
   return [=](const OpCall& call) { return pointwise_rule(call, linear, outputs); };
 }
 
-/// The rule of masked_fill with a constant. The constant 0 keeps an input Partial for any
-/// reduction. Another constant in a Partial sum would be added once for each rank. The average,
-/// maximum or minimum of equal constants is the constant itself, so the terms are "0~ 0<" (see
-/// add_linear_terms()).
+/// The rule of masked_fill with a constant. Filling with 0 commutes with every reduction ("0*" in
+/// the notation of add_linear_terms()). Filling with another constant commutes with average,
+/// maximum and minimum ("0~ 0<"); a sum would add the constant once for each rank.
 std::optional<ShardingRule> masked_fill_scalar(const OpCall& call) {
   const bool zero = !call.is_none(2) && call.number(2) == 0;
   return pointwise_rule(call, zero ? "0*" : "0~ 0<", 1);

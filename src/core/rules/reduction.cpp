@@ -19,7 +19,7 @@ struct Arguments {
   int dtype = -1;
 };
 
-/// What a reduction computes. kCount: a sum that is not linear in its input (counts, norms).
+/// What a reduction computes. kCount: as kSum, but a Partial input is not allowed (counts, norms).
 /// kUnsharded: the shards' results cannot be combined, so reduced dimensions are not sharded.
 enum class Kind { kSum, kCount, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
@@ -133,8 +133,8 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
   return rule;
 }
 
-/// Returns the rule of a p-norm. A sharded dimension is reduced by this rule only if the norm needs
-/// no root; src/dtensor/lowerings/ implements other norms.
+/// Returns the rule of a p-norm. The rule permits sharded reduced dimensions only for norms without
+/// a root (p = 0, 1, infinity); src/dtensor/lowerings/ implements other norms of such tensors.
 std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& arguments) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
@@ -371,9 +371,9 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   return rule;
 }
 
-/// The rule of a loss(self, target, ..., reduction, ...) of pairs of elements, or of its backward.
-/// A mean is computed as a sum, divided by the global number of elements; in half precision, as the
-/// average of the means of equal shards. A backward is linear in its first argument, the gradient.
+/// The rule of an elementwise loss(self, ..., reduction, ...), or of its backward, which is linear
+/// in its first argument, the gradient. A mean is a sum of local sums, divided by the global number
+/// of elements. In half precision, local means are averaged, so all shards must have one size.
 std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_arg,
                                       bool is_backward) {
   ShardingRule rule = start(call);

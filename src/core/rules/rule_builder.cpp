@@ -19,7 +19,7 @@ int push(ShardingRule& rule, ShardingRule::Factor factor) {
   return static_cast<int>(rule.factors.size()) - 1;
 }
 
-/// Adds a term such as "01~": indices in `tensors`, then a character (see add_linear_terms()).
+/// Adds one term in the notation of add_linear_terms(), such as "01~".
 void add_linear_term(ShardingRule& rule, std::string_view term, const std::vector<int>& tensors) {
   std::vector<int> inputs;
   char sign = '+';
@@ -48,8 +48,7 @@ void add_linear_term(ShardingRule& rule, std::string_view term, const std::vecto
 
 }  // namespace
 
-/// Makes a rule in which no dimension has a factor (einsum index letter). So a dimension for which
-/// a rule declares nothing is replicated.
+/// Makes a rule in which no dimension has a factor yet. Dimensions without factors are replicated.
 ShardingRule start(const OpCall& call) {
   ShardingRule rule;
   for (const TensorMeta& tensor : call.tensors) {
@@ -232,7 +231,7 @@ std::string_view base_name(std::string_view op) {
 
 bool is_inplace(std::string_view op) {
   const std::string_view base = base_name(op);
-  // __xor__ and similar operators are not in place, although their names end in an underscore.
+  // The names of __xor__ and similar operators, which are not in place, end in two underscores.
   return base.ends_with('_') && !base.ends_with("__");
 }
 

@@ -25,8 +25,8 @@ std::size_t out_count(std::string_view op);
 /// Returns the product of the sizes of einsum index letters; negative if a size is kUnknown.
 std::int64_t size_of(const ShardingRule& rule, const Factors& factors);
 
-/// Returns a TensorGroup of all input tensors of the call and the given outputs. An output that is
-/// in no TensorGroup is replicated.
+/// Returns a TensorGroup (tensors whose layouts are chosen together) of all input tensors of the
+/// call and the given outputs. An output that is in no TensorGroup is replicated.
 ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> outputs);
 
 /// Declares that the operator is jointly linear in the tensors `inputs`: if all `inputs` are
@@ -35,13 +35,11 @@ void add_linear(ShardingRule& rule, std::vector<int> inputs);
 /// Declares for each of `ops`: if all `inputs` are Partial(op), the outputs are Partial(op).
 void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
                 std::initializer_list<ReduceOp> ops);
-/// Calls add_linear() for terms in a short notation, separated by blanks. A term has the positions
-/// in `tensors` of the tensors that may be partial together, and a character for the reductions:
-///   "01"   sum and avg: linear in tensors 0 and 1 together
-///   "0<"   max and min: monotone, not decreasing
-///   "01^"  max;  "01v"  min
-///   "0~"   avg: affine
-///   "12*"  every reduction: elements are selected, not changed
+/// Calls add_linear() for each of `terms`, which are separated by blanks. The digits of a term are
+/// positions in `tensors`: if these tensors are Partial, the outputs are Partial. The character
+/// after the digits gives the reductions:
+///   none  sum, avg (jointly linear)      '~'  avg (affine)     '^'  max      'v'  min
+///   '<'   max, min (not decreasing)      '*'  all (elements are selected, not changed)
 void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);
 
 /// Returns, for each of `ndim` dimensions, whether argument `arg` lists the dimension. Every
@@ -106,8 +104,8 @@ struct UnaryRule {
 
 /// Returns the rule of an operator whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
-/// Returns the factors (index letters) of a slice of the tensor with the factors `whole`. The slice
-/// has `size` elements along `dim`, or no `dim`. Tensor and slice are unsharded along `dim`.
+/// Returns the factors (index letters) of a slice of the tensor with the factors `whole`. `size`:
+/// the slice's size along `dim`; nullopt: the slice has no `dim`. `dim` of the tensor is unsharded.
 TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,
                          std::optional<std::int64_t> size);
 /// Returns the factors (einsum index letters) of a tensor of `sizes` that broadcasts to a tensor

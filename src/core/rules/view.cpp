@@ -158,10 +158,10 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
 
 // The rules of reshape and view, which find the sub-dimensions that two shapes share.
 
-/// Finds the factors (einsum index letters) that both shapes of a reshape share. Walks both shapes,
-/// major dimension first. The two current dimensions get a common factor, whose size is the
-/// greatest common divisor of their remaining sizes: (2, 6) -> (4, 3) has the factors 2, 2, 3. If
-/// the divisor is 1, the dimensions up to the next boundary that both shapes have are not sharded.
+/// Finds the factors (einsum index letters) that both shapes of a reshape share. Each step divides
+/// one size of each shape by their greatest common divisor, a new factor: (2, 6) -> (4, 3) has the
+/// factors 2, 2, 3. If the divisor is 1, dimensions are not sharded until the products of the
+/// passed sizes are equal: (2, 3, 5) -> (3, 2, 5) shares only the factor 5.
 class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
@@ -178,7 +178,7 @@ class Reshape {
 
   /// Finds factors (einsum index letters) for tensors without elements, which can be viewed in any
   /// empty shape. Leading dimensions of equal size share factors. share() handles the remaining
-  /// dimensions if no size is 0; otherwise trailing dimensions of equal size share factors.
+  /// sizes if their products are equal and not 0; otherwise equal trailing sizes share factors.
   void share_without_elements() {
     const auto rest = std::ranges::mismatch(from_, to_);
     const auto same = static_cast<std::size_t>(rest.in1 - from_.begin());
@@ -252,7 +252,7 @@ class Reshape {
   const Sizes &from_, &to_;
 };
 
-/// Returns `sizes` with -1 replaced; nullopt if the product of the sizes cannot be `numel`.
+/// Returns `sizes` with the size -1 inferred from `numel`; nullopt if `numel` does not fit `sizes`.
 std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   std::int64_t known = 1;
   std::int64_t* inferred = nullptr;

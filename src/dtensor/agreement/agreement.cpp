@@ -150,8 +150,8 @@ std::optional<Difference> find_difference(const at::Tensor& rows, double toleran
   return std::nullopt;
 }
 
-/// Finds the first element of a tensor that differs between `peers`. Returns the same result on all
-/// ranks. Gathers values in blocks, to save memory. Collective.
+/// Finds the first element of a tensor that differs between the ranks of `peers`. Returns the same
+/// result on all ranks. Gathers values in blocks, to save memory. Collective.
 std::optional<Difference> first_difference(const Peers& peers, Equality equality,
                                            const at::Tensor& local) {
   constexpr std::int64_t kBlock = std::int64_t{1} << 16;
@@ -305,8 +305,8 @@ std::string in_module() {
                                 : " in '" + names.back() + "'";
 }
 
-// agreed_sizes() computes the global sizes of a tensor from all ranks' local sizes. The local sizes
-// of a single rank do not suffice, because shards may be uneven.
+// agreed_sizes() gathers the local sizes of a tensor from all ranks, because shards may be uneven,
+// and computes the global sizes.
 
 namespace {
 

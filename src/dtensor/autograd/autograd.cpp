@@ -72,16 +72,16 @@ struct RedistributeBackward final : Node {
   RedistributeOptions options;
 };
 
-/// Returns the local tensor for to_local(). For a detached view (DetachedView), returns a copy: the
-/// view has its own copy of its base's elements, and a write by the caller would not reach the
-/// base.
+/// Returns the local tensor for to_local(). Returns a copy for a detached view (DetachedView),
+/// which does not share memory with its base: a write by the caller would change the view but not
+/// the base.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
 
 /// Starts an asynchronous redistribution, without autograd. Returns an undefined tensor if no
-/// collective is needed. The result has contiguous strides, because the strides of the local tensor
-/// are not known before the collective ends.
+/// collective is needed. The spec of the result has contiguous strides, because the new local
+/// tensor, which has the real strides, does not exist before the collective ends.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
@@ -121,8 +121,8 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
   return mode->call({name}, run).front().toTensor();
 }
 
-/// Compares a local gradient between ranks along each mesh dimension on which the gradient's layout
-/// is replicated. With TESSERA_DEBUG=1, finds gradients that the caller of to_local() should have
+/// With TESSERA_DEBUG=1, compares a local gradient between ranks along each mesh dimension on which
+/// the gradient's layout is replicated, to find gradients that the caller of to_local() should have
 /// reduced. Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
@@ -214,10 +214,10 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
       options);
 }
 
-// Hooks on gradients. Backward sometimes chooses a cheaper layout for a leaf's gradient, but
-// optimizers expect the layout of the leaf, so a hook redistributes the gradient. The hook is
-// installed when an operator first uses the leaf. A second hook converts distributed gradients of
-// plain tensors to plain tensors.
+// Hooks on gradients. Optimizers expect the gradient of a leaf in the leaf's layout, but backward
+// sometimes chooses a cheaper layout, so a hook redistributes the gradient. The hook is installed
+// when an operator first uses the leaf. A second hook, on plain tensors, converts distributed
+// gradients to plain gradients.
 
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();

@@ -11,7 +11,7 @@
 namespace tessera::detail {
 
 /// Differentiable from_local and to_local. `gradient`: the layout of the local tensor's gradient,
-/// which from_local returns in backward and to_local receives in backward.
+/// which is the result of from_local's backward and the input of to_local's backward.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient);
@@ -37,8 +37,8 @@ inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& 
 }
 
 /// Installs the hook that converts a distributed gradient of a plain tensor to a plain and complete
-/// gradient. Called by operators that combine plain and distributed tensors. Does nothing if
-/// autograd does not record. The hook is collective if the gradient is sharded or Partial.
+/// gradient. Called by operators that combine plain and distributed tensors. `tensor` must require
+/// grad. The hook is collective if the gradient is sharded or Partial.
 void keep_gradient_plain(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

@@ -61,9 +61,9 @@ class CallKey {
       add(kind, tensor);
     }
   }
-  // Adds the value of a number to the cache key. For kind kScalar, adds only the type of the
-  // number: otherwise a learning rate that changes at each step would need a new call plan at each
-  // step.
+  // Adds the value of a number to the cache key. For kind kScalar (a number that no sharding rule
+  // reads), adds only the type of the number. Otherwise a learning rate that changes at each step
+  // would need a new call plan at each step.
   void add(Kind kind, std::int64_t value) {
     if (begin_number(kind, value, NumberType::kInteger)) {
       push(static_cast<std::uint64_t>(value));
@@ -208,7 +208,7 @@ class CallCache {
   static constexpr std::size_t kNeighbourhood = 8;
 
   /// A cached call plan and its key. The key contains addresses of specs. The plan's inputs own
-  /// these specs, so no other spec can get such an address.
+  /// these specs, so the addresses are not reused while the Entry exists.
   struct Entry {
     std::vector<std::uint64_t> words;
     CallPlan plan;

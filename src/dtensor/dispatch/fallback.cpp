@@ -65,9 +65,9 @@ void run_plain(PlannedCall& call) {
   call.op.callBoxed(call.stack);
 }
 
-/// Runs libtorch's composite kernel, whose operators reach kDistributedKey one by one. The dispatch
-/// keys of this call are excluded from the redispatch; otherwise the call would reach this function
-/// again and again.
+/// Runs libtorch's composite kernel, whose operators reach kDistributedKey one by one. The
+/// redispatch excludes kDistributedKey and the keys up to ADInplaceOrView; otherwise the call would
+/// reach this function again and again.
 void run_decomposed(PlannedCall& call) {
   // The CPU kernel of a _foreach_ operator loops over lists of tensors and works for all devices.
   if (call.info.traits.has(Trait::kForeach)) {
@@ -133,8 +133,8 @@ void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const Operator
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
   // An OperatorMode may return results without running the operator; the stack then still has the
-  // arguments. If the operator ran, the stack has moved-from results. In both cases, the results of
-  // the mode replace the contents of the stack.
+  // arguments. If the operator ran, its results were moved out of the stack, which left empty
+  // values. In both cases, the results of the mode replace the contents of the stack.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
@@ -278,8 +278,8 @@ void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   } else if (value.isList()) {
     add_boxed_list(kind, value);
   } else {
-    // No sharding rule reads the value of an argument of any other type, so only the argument's
-    // type is added to the cache key (see bind_static).
+    // No sharding rule reads the value of an argument of a type that is not handled before, so only
+    // the type is added to the cache key (see bind_static).
     add_text(value.tagKind());
   }
 }

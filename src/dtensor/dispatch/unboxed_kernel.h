@@ -31,10 +31,10 @@
 
 namespace tessera::detail {
 
-/// The kernel of one operator with unboxed arguments. A call with a cached plan of kind kDirect
-/// unwraps the local tensors and wraps the results without a stack. Every other call is boxed and
-/// passed to dispatch(), with the result of the cache look-up. `Op` is a struct of at::_ops, or a
-/// FusedOperator, whose results are tensors.
+/// A kernel with unboxed arguments for operator `Op`: a struct of at::_ops, or a FusedOperator that
+/// returns tensors. For a call with a cached plan of kind kDirect, unwraps the local tensors and
+/// wraps the results without a stack. Boxes every other call and passes the call to dispatch(),
+/// with the result of the cache look-up.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
@@ -271,8 +271,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static const T& local(const CallPlan&, std::size_t, const T& argument) {
     return argument;
   }
-  // The local tensor of an argument that an in-place operator writes. The const_cast is needed
-  // because local_or_self() returns a const reference.
+  // The local tensor of an argument that an in-place operator writes. Kernels of such operators
+  // take at::Tensor&, but local_or_self() returns a const reference.
   static at::Tensor& local(const CallPlan&, std::size_t, at::Tensor& argument) {
     return const_cast<at::Tensor&>(local_or_self(argument));
   }

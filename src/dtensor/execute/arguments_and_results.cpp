@@ -49,11 +49,11 @@ bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntAr
   return marks.as_strided(sizes, strides, offset).all().item<bool>();
 }
 
-/// Adds the storage offset of the local tensor, the first of `arguments`, to the offset argument of
-/// as_strided and its variants. The caller's offset is relative to the first element of the
-/// distributed tensor. Throws Error, on all ranks, if the tensor had to be gathered and the
-/// gathered tensor has other strides than the distributed tensor. Also throws if the view would
-/// read memory between elements, which was not gathered.
+/// Adds the storage offset of the local tensor (argument 0) to the offset argument of as_strided
+/// and its variants. The caller's offset is relative to the first element of the distributed
+/// tensor. For a gathered tensor, throws Error on all ranks if the gathered copy has other strides
+/// than the distributed tensor, or if the view would read memory between elements, which a gather
+/// drops.
 void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                               std::span<c10::IValue> arguments) {
   const auto where = static_cast<std::size_t>(info.storage_offset);
@@ -72,8 +72,7 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " reads memory by strides: the tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but the gathered copy has ",
                 local.strides(), "; call clone() first");
-  // A tensor that was not gathered still has the memory between its elements. A dense tensor has no
-  // memory between its elements.
+  // Only a gather drops the memory between elements. A dense tensor has no such memory.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
   }
@@ -113,7 +112,7 @@ class Localizer {
 
   c10::List<at::Tensor> localize_list(c10::IValue list, std::size_t argument) {
     auto tensors = std::move(list).toTensorList();
-    // The caller's list must not change, so a list that other objects than the stack own is copied.
+    // The caller's list must not change, so a list with references outside the stack is copied.
     if (tensors.use_count() > 1) {
       tensors = tensors.copy();
     }
@@ -229,7 +228,7 @@ class Localizer {
 
 }  // namespace
 
-// Replaces arguments one by one, so that the stack releases each distributed tensor early.
+// Replaces arguments one by one, so that distributed tensors can be freed as early as possible.
 void localize_arguments(LocalRun& run) {
   Localizer localizer(run);
   for (std::size_t i = 0; i < run.call.info.arguments.size(); ++i) {

@@ -26,8 +26,8 @@ namespace tessera::detail {
 namespace {
 
 /// An OrdinaryViewScope turns inference mode off while the operator makes a view of a redistributed
-/// copy of its base. In inference mode the view would have no version counter, but libtorch
-/// requires a counter if the base has one.
+/// copy. In inference mode the view would have no version counter, but libtorch requires a version
+/// counter if the tensor that the caller views has one.
 class OrdinaryViewScope : NoCopy {
  public:
   explicit OrdinaryViewScope(const LocalRun& run) {
@@ -203,8 +203,8 @@ void run_local(PlannedCall& call, CallKind kind) {
 
 namespace {
 
-/// Fills a Partial tensor with random numbers. A Partial tensor's local tensors are terms of a sum,
-/// so the numbers are drawn into a tensor that is replicated where `self` is Partial.
+/// Fills a Partial tensor with random numbers. The numbers are drawn into a temporary tensor, with
+/// Replicate where `self` is Partial, and are then converted to the terms of `self`.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();

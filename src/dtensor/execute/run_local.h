@@ -50,13 +50,13 @@ void wrap_results(LocalRun& run);
 
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 
-/// Throws Error for a random operator that would draw equal numbers on two data-parallel ranks for
-/// different rows. Collective if ranks must compare how many rows each rank has.
+/// Throws Error if a random operator would draw equal numbers for different batch rows on two
+/// data-parallel ranks. Collective if the ranks must exchange their counts of batch rows.
 void check_rows_together(const PlannedCall& call);
 
 /// Runs an in-place random operator that draws each number by its element's global index, so that
-/// every mesh draws the same numbers. Not collective, except for a view of a tensor that had to be
-/// gathered.
+/// every mesh draws the same numbers. Collective only for a view that is a gathered copy
+/// (DetachedView), because the base is written too.
 void run_random_inplace(PlannedCall& call);
 
 /// Runs native_dropout, which draws by each element's global index: every mesh drops the same

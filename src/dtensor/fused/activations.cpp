@@ -465,8 +465,8 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// Called when another autograd node saves this node in place of the result of the norm. Copies
-  /// the weight, because FSDP may free the gathered weight before the norm is recomputed.
+  /// Called when another autograd node saves this node instead of the norm's result. Copies the
+  /// weight, because FSDP may free the gathered weight before the result is recomputed.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
       return true;
@@ -549,7 +549,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps) {
-  // The kernel of add_rms_norm does not promote dtypes or broadcast: at::add adds such inputs.
+  // add_rms_norm's kernel does not promote dtypes or broadcast. Such inputs use at::add, rms_norm.
   if (x.scalar_type() != residual.scalar_type() || x.sizes() != residual.sizes()) {
     const at::Tensor sum = x.add(residual);
     return {rms_norm(sum, weight, eps), sum};

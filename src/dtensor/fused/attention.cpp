@@ -284,8 +284,8 @@ AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Te
                           backend_of_libtorch(causal, seen, dropout));
 }
 
-/// Whether autograd records the call: check_fused() then refuses the slow math back end. False for
-/// calls with dropout, which always use the math back end on a GPU (docs/random.md).
+/// Whether check_fused() must refuse the slow math back end: autograd records, and there is no
+/// dropout. Calls with dropout always use the math back end on a GPU (docs/random.md).
 bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
   return c10::GradMode::is_enabled() && dropout == 0 && q.numel() > 0 &&
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
@@ -359,8 +359,8 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
   if (as_given != at::SDPBackend::math || q.is_cpu() || q.size(1) == k.size(1)) {
     return {as_given, false};
   }
-  // libtorch chooses an attention kernel by sizes only. So `ask` gets expanded views of one head,
-  // with the sizes of repeated heads, and no heads are copied.
+  // libtorch chooses an attention kernel by sizes only. To ask without copying heads, `ask` gets
+  // views of one head, expanded to the number of query heads.
   const auto of_sizes = [&](const at::Tensor& kv) {
     return kv.slice(1, 0, 1).expand({-1, q.size(1), -1, -1});
   };
@@ -391,12 +391,11 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 }
 
 // Chunked attention: causal attention of chunks of a sequence to the keys of the whole sequence.
-// The queries of a chunk see all keys before the chunk, and see the chunk's own keys causally. So
-// two kernel calls for each chunk suffice. A single call would need a mask of chunk * keys elements
-// and a slower kernel. Forward merges both results by log-sum-exp, as in blockwise and ring
-// attention (Liu et al. 2023), and saves only the merged results. Backward passes the merged
-// results to the backward kernels of both calls. A chunk with several documents is divided: each
-// document is computed as a separate sequence.
+// Each chunk needs two kernel calls: one without a mask for the keys before the chunk, and one with
+// a causal mask for the chunk's own keys. A single call would need a mask of chunk * keys elements
+// and a slower kernel. Forward merges the two results by log-sum-exp, as in blockwise and ring
+// attention (Liu et al. 2023), and saves only the merged results for both backward kernels. Each
+// document in a chunk is computed as a separate sequence.
 
 namespace {
 
@@ -431,7 +430,6 @@ struct Range {
   }
 };
 
-/// A range of keys, and which of the keys a chunk's queries see: all, causally, or by a mask.
 struct Block {
   enum Kind { kFull, kCausal, kMasked };
   Range keys;
@@ -617,9 +615,9 @@ AttentionGradients run_chunked_attention_backward(const at::Tensor& grad, const 
   return {of_q, of_k, of_v};
 }
 
-/// The dimensions of the tensors in the sharding rule of chunked attention. Heads can be sharded.
-/// The batch can be sharded unless there are documents: offsets of documents refer to the whole
-/// batch. Heads are (kv heads, group), because several heads share a kv head (Ainslie et al. 2023).
+/// The dimensions of the tensors in the rule of chunked attention. Heads can be sharded; the batch
+/// only without documents, because their offsets refer to the whole batch. The query heads are
+/// split into (kv heads, group): a group of query heads shares a kv head (Ainslie et al. 2023).
 struct ChunkFactors {
   rules::TensorFactors queries, keys, statistics;
 };
@@ -675,8 +673,8 @@ TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tenso
   const auto node =
       formula_node("chunked_attention", "ChunkedAttentionBackward", backward, q, k, v);
   TwoTensors result = ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
-  // detach(), because the result owns the autograd node: a node that saved the result itself would
-  // be in a reference cycle and never be freed.
+  // Saves result.detach(), because the result owns the node: a node that saved the result itself
+  // would be in a reference cycle and never be freed.
   node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
   node->record(std::get<0>(result));
   return result;

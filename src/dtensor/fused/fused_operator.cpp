@@ -47,8 +47,8 @@ void FusedNode::record(const at::Tensor& result) {
   set_node(result, pointer_to(*this));
 }
 
-/// Redistributes `gradient`, the gradient of a result, to the layout of this result. The gradients
-/// of the inputs then get the layouts of the inputs. A replicated gradient stays replicated.
+/// Redistributes a result's gradient to the layout of the result, so that the inputs' gradients get
+/// the layouts of the inputs. A replicated gradient needs no communication and is not changed.
 at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_t result) const {
   const TensorSpecPtr& spec = results_[result];
   const DistributedTensorImpl* given = as_distributed(gradient);
@@ -87,7 +87,7 @@ RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gra
 at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   const int backward = backward_id();
   const std::lock_guard lock(mutex_);
-  // The recomputed result is cached only in a backward: the end of the backward frees the cache.
+  // Outside of a backward the result is not cached, because no end of a backward would free it.
   if (backward < 0) {
     return compute();
   }

@@ -117,8 +117,8 @@ class FusedNode : public Node {
   c10::SmallVector<TensorSpecPtr, 1> results_;  ///< spec of each result; nullptr: plain
 };
 
-/// The autograd node of an operator whose first result is not saved for backward: other nodes get
-/// this result from the node (KeptTensor), which recomputes the result from its own saved tensors.
+/// The autograd node of an operator whose first result is not saved for backward. Other nodes save
+/// a KeptTensor instead of the result; the KeptTensor asks this node to recompute the result.
 class RecomputableNode : public FusedNode {
  public:
   /// Whether `tensor` can be recomputed: whether `tensor` is the first result of this node and has
@@ -135,8 +135,8 @@ class RecomputableNode : public FusedNode {
   at::Tensor recompute_for(const at::Tensor& gradient);
   variable_list apply(variable_list&& gradients) final;
 
-  /// Like record(), for the first result. `inputs`: the inputs of compute(). can_recompute()
-  /// returns false for inputs of other layouts, for which a recomputation would communicate.
+  /// Like record(), for the first result. `inputs`: the inputs of compute(). If an input does not
+  /// have the result's layout, can_recompute() returns false: a recomputation would communicate.
   template <class... Tensors>
   void record_with(const at::Tensor& result, const Tensors&... inputs) {
     record(result);

@@ -132,9 +132,9 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
 }
 
 // The fp8 matrix product of a linear layer, and its two gradients. Each rank computes the scale of
-// a sharded row from its shard of the row, without communication. Scales are powers of two, so a
-// scale from a shard changes only the rounding of elements that the whole row's scale would make
-// subnormal (kernels/detail/fused.h). Rounding is not linear, so Partial inputs are reduced first.
+// a sharded row from its shard of the row, without communication. Scales are powers of two, so
+// rounding differs only for elements that are subnormal in fp8 with the scale of the whole row
+// (kernels/detail/fused.h). Rounding is not linear, so Partial inputs are reduced first.
 
 namespace {
 
@@ -226,8 +226,8 @@ at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weig
   };
   const auto node = formula_node("fp8_linear", "Fp8LinearBackward", backward, x, weight);
   if (node != nullptr) {
-    // fp8_linear saves x and weight in their own dtype, not in fp8: backward needs fp8 scales along
-    // another dimension of x, and FSDP gathers the weight again in backward anyway.
+    // Saves x and weight in their own dtypes. An fp8 x is not useful: backward needs scales along
+    // another dimension. Neither is an fp8 weight: FSDP gathers the weight again in backward.
     node->save(x, weight);
   }
   return recorded(node, Fp8Linear::call_below_autograd(x, weight));

@@ -122,8 +122,8 @@ std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMe
   return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
-/// Returns the layout that `placements` give to the local gradient of a tensor with `layout` and
-/// global `sizes`. Throws Error, on all ranks, unless `placements` shard the tensor as `layout`
+/// Returns the layout that `placements` describe for the local gradient of a tensor with `layout`
+/// and global `sizes`. Throws Error, on all ranks, unless `placements` shard the tensor as `layout`
 /// does.
 LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& placements,
                          const Layout& layout, c10::IntArrayRef sizes) {
@@ -256,8 +256,8 @@ DistributedTensor distribute_equal(const at::Tensor& tensor, const DeviceMesh& m
     const auto& mesh_sizes = mesh.shape().sizes();
     const auto target = to_layout(mesh_sizes, placements, sizes);
     detail::check_partials(*target, tensor.scalar_type(), "distribute_tensor");
-    // Needs no communication: each rank selects its shard of a replicated tensor. Backward gathers
-    // the gradient.
+    // Redistributing a replicated tensor needs no communication: each rank selects its shard. The
+    // backward gathers the gradient.
     const auto replicated = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
     return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
   });
@@ -476,8 +476,8 @@ std::optional<Placements> item(const OptionalPlacements& list, std::size_t numbe
   return number < list.size() ? list[number] : std::nullopt;
 }
 
-/// Returns the reduction that the gradient of a replicated argument needs over a mesh dimension on
-/// which a result has `placement`. nullopt if each rank has the whole gradient.
+/// Returns the reduction that a replicated argument's gradient needs over a mesh dimension, because
+/// a result has `placement` there. nullopt if each rank has the whole gradient.
 std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   if (is_replicate(placement)) {
     return std::nullopt;

@@ -41,8 +41,8 @@ const Lowering* lowering_of(const OperatorInfo& info) {
   return found == lowerings().end() ? nullptr : &found->second;
 }
 
-// Functions that help lowerings (alternative implementations of operators). Numbers of bytes are
-// the maximum over all ranks, so that all ranks choose the same lowering.
+// Helper functions for lowerings (alternative implementations of operators). Byte counts are maxima
+// over all ranks, so that all ranks choose the same lowering.
 
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg) {
   if (!call.call.has_tensor(arg)) {

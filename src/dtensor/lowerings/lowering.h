@@ -34,9 +34,9 @@ struct Lowering {
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Computes the operator's results, below autograd. Collective unless bytes() is 0.
   Results (*run)(Arguments arguments);
-  /// Whether the operator exists to communicate, as in a sharded loss. If true, the operator may
-  /// communicate in a StrictScope, and every call that the lowering supports uses the lowering,
-  /// even if redistributing the arguments would send fewer bytes.
+  /// Whether communication is a part of the operator, as in a loss with a sharded vocabulary. If
+  /// true, a StrictScope permits the communication, and every call that the lowering supports uses
+  /// the lowering, even if redistributing the arguments would send fewer bytes.
   bool own_collectives = false;
 };
 
@@ -64,7 +64,7 @@ using Dims = std::vector<std::int64_t>;
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 
 /// Returns the mesh dimensions over which the tensor dimensions `dims` are sharded, in the order of
-/// `dims`. Mesh dimensions that shard the same tensor dimension are in the order of their splits.
+/// `dims`. Mesh dimensions that shard one tensor dimension are in the order in which they split it.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
 /// Returns the maximum number of elements that a rank has in a reduction's result over `dims`.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);

@@ -115,8 +115,8 @@ void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& argume
 }
 
 /// Reads the results from the operator's schema. "(a!)" marks a written argument that is returned
-/// (in place, out=), "(a)" marks a view. For a view, the alias sets of argument and result are not
-/// compared, because the sets differ for split ("a -> *").
+/// (in place, out=), "(a)" marks a view. The first argument with any mark counts as the viewed
+/// argument: for split, the marks of argument and result differ ("a -> *").
 void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
     const c10::AliasInfo* alias = result.alias_info();
@@ -288,7 +288,6 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},
 
-    // Operators with a number argument that must not be applied to the terms of a Partial sum.
     TraitRow{Trait::kNumberBesideSum, "where.* masked_fill.* masked_fill_.*"},
     TraitRow{Trait::kDivides, "div.* div_.* divide.* divide_.* true_divide.* true_divide_.*"},
 
@@ -441,8 +440,8 @@ Argument bind_static(const c10::IValue& value) {
 
 }  // namespace
 
-/// A number of kind kScalar is bound without its value: the value is not in the cache key, so the
-/// call plan must not depend on the value. The sharding rule of such an operator reads no numbers.
+/// A number of kind kScalar enters BoundCall without its value, because a call plan must not depend
+/// on a value that is not in the cache key. The operator's sharding rule reads no numbers.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;

@@ -25,7 +25,7 @@ namespace tessera::detail {
 enum class Trait : std::uint8_t {
   kRandomInplace,  ///< the operator fills a tensor; each number is drawn by global index
   kNativeDropout,  ///< the operator is native_dropout; its mask is drawn by global index
-  kForeach,        ///< a _foreach_ operator: a separate call for each list position
+  kForeach,        ///< a _foreach_ operator, which runs as one call for each list index
   kOwnKernel,      ///< the operator has its own kernel in src/dtensor/overrides/ and no call plan
   kHelperTensors,  ///< the composite operator makes plain helper tensors (composite_kernels.cpp)
   kViewsMemory,    ///< the argument storage_offset is an offset in the input's memory
@@ -33,7 +33,7 @@ enum class Trait : std::uint8_t {
   kLeavesMemory,   ///< the operator returns uninitialised memory
   kReadsOneValue,  ///< the operator returns one value to the host; a StrictScope permits this
   // Traits of operators with a number argument that must not be applied to terms of a Partial sum:
-  kNumberBesideSum,  ///< the number does not scale the sum, as in masked_fill
+  kNumberBesideSum,  ///< the number is not a factor of the sum (the fill value of masked_fill)
   kDivides,          ///< the operator divides by the number argument, which may be zero
   kFailsByElement,   ///< the operator throws on ranks that have an invalid index or value
 };
@@ -130,8 +130,8 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The class of a number that no sharding rule reads; a cache key contains the class. Zero,
-/// infinity and NaN have their own classes, because they must not scale terms of a Partial sum.
+/// The category of a number that no sharding rule reads; a part of cache keys. Zero, infinity and
+/// NaN are separate, because terms of a Partial sum must not be divided or scaled by them.
 enum class NumberType : std::uint8_t {
   kInteger = 1,
   kDouble,
@@ -174,8 +174,8 @@ struct BoundCall {
 /// no BoundCall.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-/// Converts an argument of a sharding rule to a libtorch value of `type`. If the argument is the
-/// index of a tensor, returns this tensor from `tensors`.
+/// Converts `argument`, in the form that sharding rules use, to a libtorch value of `type`. If
+/// `argument` is the index of a tensor, returns this tensor from `tensors`.
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors);
 

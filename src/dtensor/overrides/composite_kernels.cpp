@@ -172,9 +172,9 @@ void compose_gathered(const c10::OperatorHandle& op, c10::DispatchKeySet,
   distribute_results(mesh_of(tensors), info.returns.size(), *stack);
 }
 
-/// The kernel of operators whose last argument is `out`, for which libtorch's composite kernel
-/// writes `out` through _unsafe_view or set_. For a distributed `out`, runs the overload without
-/// `out` and copies the result to `out`. Throws Error if the sizes differ.
+/// The kernel of operators with a last argument `out` on which libtorch's composite kernel would
+/// call _unsafe_view or set_. For a distributed `out`, runs the overload without `out` and copies
+/// the result to `out`. Throws Error if the sizes differ.
 void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
                         torch::jit::Stack* stack) {
   const auto& info = operator_info(op);
@@ -284,7 +284,7 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
 at::Tensor detach(const at::Tensor& self) {
   const auto* impl = as_distributed(self);
   if (impl == nullptr) {
-    // Plain tensors reach this kernel in the scope of an OperatorMode or MetaDevice.
+    // In the scope of an OperatorMode or MetaDevice, plain tensors can also reach this kernel.
     BelowFallback guard;
     return at::detach(self);
   }

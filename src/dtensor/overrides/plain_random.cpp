@@ -1,8 +1,8 @@
 // Random operators of at:: on plain tensors in a RandomRegion. The kernels have their own dispatch
-// key above autograd, where a tensor still has its autograd history. Operators that fill a tensor
-// draw each number by its element's global index. Operators composed of fills (dropout) run as
-// usual, in a RandomSourceScope of their input. All other random operators draw their numbers one
-// after another, which is allowed only for whole tensors.
+// key above autograd, so that autograd records what a kernel runs. Operators that fill a tensor
+// draw each number by its element's global index. Operators composed of fills (dropout) run
+// unchanged, in a RandomSourceScope with their input. All other random operators draw their numbers
+// one after another, which is allowed only for whole tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -157,7 +157,7 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
 }
 
 /// Called for an operator that draws nothing for an empty tensor. All ranks must take a random key
-/// and compare their numbers of batch rows, so a rank with an empty tensor does both here.
+/// and exchange their counts of batch rows, so a rank with an empty tensor does both here.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;

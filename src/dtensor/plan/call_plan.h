@@ -45,7 +45,7 @@ struct CallPlan {
     RedistributionPlanPtr plan;  ///< the steps of the redistribution to `target`
     /// The layout of the value that is copied back to a written tensor; nullptr: no copy is needed.
     LayoutPtr written = nullptr;
-    bool updated = false;   ///< whether the operator updates the tensor as a running statistic
+    bool updated = false;   ///< whether the tensor is a running statistic that the call updates
     bool detached = false;  ///< whether the tensor is a DetachedView (distributed_impl.h)
 
     LayoutPtr layout() const { return target != nullptr ? target : spec->sharding.layout; }
@@ -73,7 +73,7 @@ struct CallPlan {
   };
 
   CallKind kind = CallKind::kLocal;
-  ShardingSpec replicated;  ///< mesh of the call; layout of results without a sharding rule
+  ShardingSpec replicated;  ///< the call's mesh; the layout is for results without a rule
   bool has_rule = false;
   bool seeded = false;  ///< whether the call draws from a generator that all ranks seed equally
   bool moves = false;   ///< whether the call moves data that the caller did not request
@@ -129,8 +129,8 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
 /// if there is a tensor to compare; the exchange uses CPU memory.
 void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors);
 
-/// Returns advice for an error message if one of `tensors` is a distributed parameter and the hooks
-/// of its module have not run. Otherwise returns an empty text.
+/// Returns the advice to call the module of a parameter, not the module's forward(), if one of
+/// `tensors` is a distributed parameter whose module's hooks have not run. Otherwise returns "".
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail

@@ -124,7 +124,7 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
     const auto indices =
         global_indices(*taken.layout(), dim, size, plan.replicated.mesh.coordinate());
     plan.local_call->arguments[static_cast<std::size_t>(argument)] =
-        // A rank without elements passes index 0; the operator does not use this index.
+        // A rank with an empty shard passes 0; the operator does not use this 0.
         indices.empty() ? std::int64_t{0} : indices.front();
   }
 }
@@ -186,15 +186,15 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output `o` is a new tensor. The outputs that follow the operator's results describe the
-/// arguments that the operator writes.
+/// Whether output `o` is a new tensor that the operator returns. The outputs after the returned
+/// tensors describe arguments that the operator writes.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
 }
 
-/// Makes an output contiguous if ranks could have different orders of its dimensions in memory: a
-/// dimension of local size 0 or 1 can be anywhere in the order.
+/// Makes an output contiguous if the dimensions of its local tensors could have different orders in
+/// memory: the strides of a dimension of local size 0 or 1 do not show the dimension's place.
 void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
@@ -213,9 +213,9 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   }
 }
 
-/// Returns the sharding rule of a call, or nullopt. Removes from the rule the Partial sums whose
-/// terms must not be rounded or scaled by infinity, and reductions that a dtype does not support.
-/// The result depends only on the cache key.
+/// Returns the sharding rule of a call, or nullopt. Removes permissions from the rule: for Partial
+/// inputs, if terms would be rounded or scaled by infinity; and for reductions that a dtype does
+/// not support. The result depends only on the cache key.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          Values arguments) {
   const bool unreadable =
@@ -316,9 +316,9 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
 }
 
 // plan_call() makes a call plan in this order: the common mesh, the inputs, the layouts by the
-// sharding rule (or a gather of all inputs), a lowering that sends less, and the kind. Planning
-// does not communicate, and reads no tensor values except wrapped numbers (the 2.0 in at::mul(x,
-// 2.0)), so all ranks make the same plan.
+// sharding rule (or a gather of all inputs), a lowering if it sends less, and the call kind.
+// Planning does not communicate, and reads no tensor values except wrapped numbers (the 2.0 in
+// at::mul(x, 2.0)), so all ranks make the same plan.
 
 bool holds_distributed(const c10::IValue& value) {
   if (value.isTensor()) {
@@ -539,11 +539,11 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   return plan;
 }
 
-// Local implementations of aten::embedding and aten::gather for a sharded dimension from which
-// these operators select. Each rank selects from its shard; the sum over ranks is the result. The
-// sharding rule names the local operator (ShardingRule::LocalCall), which also gets the shard's
-// start and the dimension's size. An index out of range throws on a CPU. On a GPU, embedding_rows
-// asserts on the device, and gather_part does not check.
+// Local implementations of aten::embedding and aten::gather, for calls whose indexed dimension is
+// sharded. Each rank selects from its shard; the sum over ranks is the result. The sharding rule
+// names the local operator (ShardingRule::LocalCall), which also gets the shard's start and the
+// dimension's size. An index out of range throws on a CPU. On a GPU, embedding_rows asserts on the
+// device, and gather_part does not check.
 
 namespace {
 

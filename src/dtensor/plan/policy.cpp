@@ -178,8 +178,8 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// Throws Error for plain tensors that no scope declares replicated. In hooks and functions that
-/// the program adds to a backward no scope applies, so the ranks compare the plain tensors there.
+/// Throws Error for plain tensors that no scope declares replicated. Scopes do not apply in hooks
+/// and functions that the program adds to a backward. There, the ranks compare the plain tensors.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);

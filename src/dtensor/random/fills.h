@@ -37,8 +37,8 @@ inline constexpr const char* kDrawsInOrder =
     "Bernoulli numbers, which depend only on the element";
 
 /// While a RandomSourceScope exists, a tensor that this thread fills counts as computed from
-/// `source`. Composed operators, such as dropout, need the scope: autograd does not connect the new
-/// tensor that such an operator fills to the operator's input.
+/// `source`. Composed operators such as dropout need the scope: autograd does not connect the new
+/// tensor that they fill to their input, so the new tensor's batch rows would be unknown.
 class RandomSourceScope : NoCopy {
  public:
   explicit RandomSourceScope(at::Tensor source);

@@ -215,8 +215,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
     return values;
   }
   settled_ = true;
-  // Along the innermost mesh dimension, neighbouring ranks have consecutive rows of the batch, so
-  // the loop begins at the innermost mesh dimension.
+  // Counts the batch rows of the ranks before this rank. Ranks along the innermost mesh dimension
+  // have consecutive rows, so the loop over mesh dimensions starts there.
   std::int64_t rows = sizes_ ? sizes_->front() : 0;
   values.push_back(rows == 1 ? 1 : 0);
   for (auto dim = dims_.rbegin(); dim != dims_.rend(); ++dim) {
@@ -319,7 +319,7 @@ RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<
   if (outer_ == nullptr) {
     return;
   }
-  // If a BatchPart declares this rank's rows, operators may fill plain tensors from to_local().
+  // Plain tensors from to_local() can be filled only if a BatchPart declares this rank's rows.
   hands_out_parts_ = outer_->hands_out_parts_ && (rows_ == nullptr || !rows_->is_given());
   rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
 }
@@ -345,7 +345,7 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
     }
   }
   RandomPlace place = find_place(call);
-  if (c10::GradMode::is_enabled()) {  // read by a recomputation of this forward
+  if (c10::GradMode::is_enabled()) {  // for a recomputation of this forward
     places.insert_or_assign(key, place);
   }
   return place;

@@ -81,7 +81,7 @@ std::shared_ptr<RankState> RankState::here() {
     return own.rank;
   }
   const std::lock_guard lock(ranks().mutex);
-  // Uses this thread's own rank if the thread that ran the forward has ended.
+  // If the thread that ran the forward has ended, returns the rank of the current thread.
   const auto found = ranks().by_thread.find(*thread);
   return found == ranks().by_thread.end() ? own.rank : found->second;
 }
@@ -178,9 +178,9 @@ Transfer::~Transfer() {
 }
 
 const at::Tensor& Transfer::finish() {
-  // If two threads call finish(), the second thread waits here for the result. complete() finishes
-  // older transfers under this lock; deadlock is impossible, because every thread locks newer
-  // transfers before older transfers.
+  // A second thread that calls finish() waits here for the result. complete() finishes older
+  // transfers while `mutex_` is locked. Every thread locks a newer transfer before an older
+  // transfer, so no deadlock is possible.
   const std::lock_guard lock(mutex_);
   if (started_.rest != nullptr) {
     complete();
@@ -192,7 +192,7 @@ const at::Tensor& Transfer::finish() {
 }
 
 void Transfer::complete() {
-  // `started_` is emptied before the wait, so that a failed transfer also counts as finished.
+  // Clears `started_` before the wait, so that a failed transfer also counts as finished.
   const auto started = std::exchange(started_, {});
   if (in_order_) {
     rank_->transfers.finish_before(number_);

@@ -129,9 +129,8 @@ namespace tessera::detail {
 /// The state of a rank that lasts between operator calls. The rank's own thread and the autograd
 /// threads that run its backward share this state.
 struct RankState {
-  /// Returns the state of the rank for which this thread works. In a backward, this is the rank
-  /// whose thread ran the forward. For an autograd node that was made in a backward (create_graph),
-  /// this is the rank of the thread that ran the backward which made the node.
+  /// Returns the state of the rank for which this thread works. In a backward, this is the rank of
+  /// the thread that made the running autograd node, in forward or in a backward with create_graph.
   static std::shared_ptr<RankState> here();
   RankState();
 

@@ -35,11 +35,11 @@
 
 namespace tessera::detail {
 
-// Index arithmetic of redistribution steps. A Digit is a factor of a tensor dimension's size that
-// mesh dimensions split (see Layout). A step views the local tensor as (before, digit, after); an
-// all-to-all has two Digits and five view dimensions. The functions compute the sizes of this view,
-// and the positions of a Digit that each rank has before and after the step. Every rank can compute
-// the positions of all ranks.
+// Index arithmetic of redistribution steps. A Digit is a factor of a tensor dimension's size: for
+// example, a dimension of 6 elements, viewed as (2, 3), has the Digits 2 and 3, and different mesh
+// dimensions can split each Digit (see Layout). A step views the local tensor as (before, digit,
+// after), or with two Digits for an all-to-all. The functions compute the sizes of this view, and
+// which positions of a Digit each rank has before and after the step.
 
 namespace {
 
@@ -62,7 +62,6 @@ std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int6
   }
   std::vector<std::int64_t> extents;
   for (const auto& digit : layout.digits(dim)) {
-    // An extent of 0 means that the Digit is the whole tensor dimension.
     extents.push_back(local_extent(digit.extent == 0 ? size : digit.extent, mesh, digit.mesh_dims));
   }
   return extents;
@@ -102,8 +101,8 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // In an all-to-all, the gathered Digit (factor of a dimension size) belongs to the old layout
-    // and the split Digit to the new layout, so each dimension uses the layout of its Digit.
+    // An all-to-all gathers a Digit (factor of a dimension's size) of the old layout and splits one
+    // of the new layout. Local sizes of the Digit's tensor dimension follow the Digit's layout.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
@@ -213,8 +212,8 @@ struct ChunkedView {
   bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
 };
 
-/// Returns the local tensor as a view around the chunks of `step`. `sharded`: the layout, before or
-/// after the step, in which the tensor dimension `step.dim` is sharded over `step.mesh_dims`.
+/// Views the local tensor as (before, extent, after), where `step` splits or gathers `extent`.
+/// `sharded`: the layout (before or after the step) that shards `step.dim` over `step.mesh_dims`.
 ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
                          c10::IntArrayRef sizes) {
   const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
@@ -283,7 +282,7 @@ class AllToAll {
   }
 
   /// Copies the elements into one buffer, ordered by the rank that receives them. Copies nothing if
-  /// the elements already have this order: then the dimension that is split is the outermost.
+  /// the split dimension is the outermost, because the elements are then already in this order.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -349,12 +348,12 @@ comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
                                     : mesh.group(step.mesh_dims);
 }
 
-// Functions for the steps of a redistribution on this rank's local tensor; `sizes`: the global
-// sizes. The results are contiguous and have the right order of elements, but not the right shape.
-// Data is copied only if a collective needs another order of elements, or padding. The functions
-// run below autograd. Started::rest owns the buffers of the collective, because the caller's tensor
-// may be freed first. An empty first chunk means that all chunks are empty, because torch.chunk
-// makes the first chunk the largest; all ranks then skip the collective.
+// Functions that run one step of a redistribution on this rank's local tensor, below autograd.
+// `sizes`: the global sizes. A result is contiguous and has the right order of elements, but not
+// the right shape. Data is copied only if a collective needs another order or padding.
+// Started::rest owns the buffers, because the caller may free the tensor during the collective. If
+// the first chunk is empty, all chunks are (torch.chunk makes it the largest), and all ranks skip
+// the collective.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
@@ -443,16 +442,15 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
     case ReduceOp::kAvg:
     case ReduceOp::kMax:
     case ReduceOp::kMin:
-      return value;  // the maximum, minimum or average of equal terms
+      return value;  // equal terms: their average, maximum or minimum is the term itself
   }
   fail("internal: unknown reduction");
 }
 
 }  // namespace
 
-// Runs redistribution plans (tessera/core/detail/redistribute_plan.h) on local tensors. Both the
-// program and operators (for their arguments) request redistributions. Redistribution plans are
-// cached.
+// Runs redistribution plans (tessera/core/detail/redistribute_plan.h) on local tensors, for calls
+// of redistribute() and for arguments of operators. The plans are cached.
 
 namespace {
 
@@ -639,8 +637,8 @@ comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tens
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Only sums can be combined in one all-reduce. The layout of the leaf must be the layout of the
-  // gradient without the Partial. Equal layouts are one object, so == compares addresses.
+  // Only sums can be combined in one all-reduce. With Replicate in place of Partial, the gradient
+  // must have the leaf's layout. Equal layouts are one object, so == compares addresses.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
   return only_sum ? &from.mesh.group(partial[0].mesh_dim) : nullptr;
@@ -692,7 +690,7 @@ void DeferredSums::run(const Bucket& bucket) {
 namespace tessera {
 
 // CommunicationScope reports the collectives of a program. comm/checked/ counts all collectives. A
-// scope subtracts the counts from before the scope, and also records single calls.
+// scope subtracts the counts at the scope's beginning, and also records single calls.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
     : world_(mesh.world()),
