@@ -489,7 +489,6 @@ const at::Tensor& local_tensor(const at::Tensor& tensor) {
   return impl->local();
 }
 
-/// Makes a distributed tensor, but does not check that all ranks pass the same global sizes.
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes) {
   detail::check_local(local, spec, sizes);
