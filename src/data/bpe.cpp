@@ -50,7 +50,7 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
-/// Buffers and a word cache, which encode() calls reuse. At most one thread uses a Workspace.
+/// Buffers and a word cache that encode() calls reuse, but never two calls at the same time.
 struct Workspace {
   static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
   /// The size of the longest word in the cache. Longer words rarely occur twice.
@@ -182,9 +182,9 @@ class Bpe {
 
  private:
   /// Prepares next_border(), which cuts words before space symbols (without a pre-tokenizer the
-  /// whole text is one word), so that the parts are usual words, which the cache can contain. A cut
-  /// is not allowed if a token contains the character before the space symbol followed by a space
-  /// symbol, because a merge could join them.
+  /// whole text is one word). The parts are usual words, which the cache can contain. A cut between
+  /// a character and a space symbol is not allowed if the two are adjacent in a token, because a
+  /// merge could join them.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {
@@ -362,8 +362,8 @@ class BpeTokenizer final : public Tokenizer {
   AddedTokens normalized_;  ///< added tokens to find in the normalized text
   std::vector<bool> special_;
   Bpe bpe_;
-  /// A pool of Workspaces: concurrent encode() calls use different Workspaces, and later calls use
-  /// the Workspaces, with the word caches, again.
+  /// A pool of Workspaces. Concurrent encode() calls use different Workspaces. A later call reuses
+  /// a Workspace of an earlier call, with the word cache.
   mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
   mutable std::mutex mutex_;
 };

@@ -134,8 +134,8 @@ std::string to_nfc(std::string_view text) {
 namespace {
 
 /// The maximum number of match steps of PCRE2 in one search: kMinMatchLimit, or more for a long
-/// text, in proportion to its bytes: a pattern may match the whole text as one word, in a few steps
-/// per byte.
+/// text, in proportion to the text's bytes. A pattern needs few steps for a word, but can match the
+/// whole text as one word.
 constexpr std::size_t kMinMatchLimit = 1'000'000;
 constexpr std::size_t kMatchStepsOfByte = 16;
 /// The maximum size of the heap of PCRE2's interpreter, in KiB.

@@ -153,7 +153,8 @@ struct UserRules {
   std::mutex mutex;
   // Each RuleFunction points to an entry, and std::map keeps the addresses of its entries.
   std::map<std::string, RuleFunction::Entry, std::less<>> rules;
-  // Operators whose rule was looked up. A call plan may use the rule, so it can no longer change.
+  // Operators whose rule was looked up. register_rule() throws for such operators, because cached
+  // call plans may depend on the rule that was looked up.
   std::set<std::string, std::less<>> looked_up;
 };
 

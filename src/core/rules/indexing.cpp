@@ -21,7 +21,8 @@ std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
 }
 
 /// Permits sharding of dimension `dim` of `tensors` if all tensors have the same size in `dim`.
-/// libtorch accepts index tensors smaller than self, but shards of these would not match self's.
+/// libtorch also accepts index tensors that are smaller than self. The shards of such index tensors
+/// would have other positions than the shards of self, so `dim` is then not sharded.
 void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
                std::size_t dim) {
   const std::int64_t size = meta_of(call, tensors[0]).sizes[dim];
@@ -52,8 +53,8 @@ void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
 }
 
 /// Declares the output of an operator that writes tensor `source` into tensor `self`, and which
-/// Partial inputs give a Partial output. Both are indices of tensors; a negative `source` means
-/// that the operator writes a number.
+/// Partial inputs give a Partial output. `self` and `source` are indices of tensors; a negative
+/// `source` means that the operator writes a number.
 void add_written(ShardingRule& rule, int self, int source, Write write) {
   rule.outputs.push_back(input_of(rule, self));
   if (write == Write::kAdd) {

@@ -12,7 +12,8 @@ namespace tessera::rules {
 namespace {
 
 /// The factors (einsum index letters) of a layer norm. The normalised last dimensions are
-/// unsharded. `reduce`: whether outputs without the leading dimensions are sums (in a backward).
+/// unsharded. If `reduce` is true (in a backward), the leading dimensions get the reduction sum,
+/// because the gradients of weight and bias are sums over these dimensions.
 struct NormFactors {
   TensorFactors input;
   TensorFactors normalised;  ///< factors (einsum index letters) of the norm's weight and bias
@@ -97,8 +98,8 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
     set_input(rule, call, arg, channels);
   }
   rule.outputs = {input, channels, channels};
-  // The rule lists the running statistics that the operator writes as outputs after the returned
-  // outputs, because the operator's schema does not mark the running statistics as written.
+  // The running statistics, which the operator writes, are outputs of the rule after the returned
+  // outputs, because the operator's schema does not mark these arguments as written.
   for (std::size_t arg : {3, 4}) {
     if (!call.has_tensor(arg)) {
       continue;

@@ -36,8 +36,8 @@ void add_linear(ShardingRule& rule, std::vector<int> inputs);
 void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
                 std::initializer_list<ReduceOp> ops);
 /// Calls add_linear() for each of `terms`, which are separated by blanks. The digits of a term are
-/// positions in `tensors`: if these tensors are Partial, the outputs are Partial. The character
-/// after the digits gives the reductions:
+/// positions in `tensors`: if all these tensors are Partial, the outputs are Partial. The character
+/// after the digits, as in "01~", gives the reductions:
 ///   none  sum, avg (jointly linear)      '~'  avg (affine)     '^'  max      'v'  min
 ///   '<'   max, min (not decreasing)      '*'  all (elements are selected, not changed)
 void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);

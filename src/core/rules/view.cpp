@@ -159,9 +159,9 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
 // The rules of reshape and view, which find the sub-dimensions that two shapes share.
 
 /// Finds the factors (einsum index letters) that both shapes of a reshape share. Each step divides
-/// one size of each shape by their greatest common divisor, a new factor: (2, 6) -> (4, 3) has the
-/// factors 2, 2, 3. If the divisor is 1, dimensions are not sharded until the products of the
-/// passed sizes are equal: (2, 3, 5) -> (3, 2, 5) shares only the factor 5.
+/// one size of each shape by the greatest common divisor of both sizes, which becomes a factor: (2,
+/// 6) -> (4, 3) has the factors 2, 2, 3. If the divisor is 1, dimensions are not sharded until the
+/// products of the sizes so far are equal: (2, 3, 5) -> (3, 2, 5) shares only the factor 5.
 class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)

@@ -549,7 +549,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps) {
-  // add_rms_norm's kernel does not promote dtypes or broadcast. Such inputs use at::add, rms_norm.
+  // The kernel of add_rms_norm does not promote dtypes or broadcast. For inputs that need either,
+  // at::add and rms_norm are called.
   if (x.scalar_type() != residual.scalar_type() || x.sizes() != residual.sizes()) {
     const at::Tensor sum = x.add(residual);
     return {rms_norm(sum, weight, eps), sum};

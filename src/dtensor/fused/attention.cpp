@@ -615,9 +615,10 @@ AttentionGradients run_chunked_attention_backward(const at::Tensor& grad, const 
   return {of_q, of_k, of_v};
 }
 
-/// The dimensions of the tensors in the rule of chunked attention. Heads can be sharded; the batch
-/// only without documents, because their offsets refer to the whole batch. The query heads are
-/// split into (kv heads, group): a group of query heads shares a kv head (Ainslie et al. 2023).
+/// The factors (einsum index letters) of the tensors of chunked attention. Heads can be sharded;
+/// the batch only without documents, because document offsets refer to the whole batch. The query
+/// heads are split into (kv heads, group), because a group of query heads shares a kv head (Ainslie
+/// et al. 2023).
 struct ChunkFactors {
   rules::TensorFactors queries, keys, statistics;
 };

@@ -132,9 +132,10 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
 }
 
 // The fp8 matrix product of a linear layer, and its two gradients. Each rank computes the scale of
-// a sharded row from its shard of the row, without communication. Scales are powers of two, so
-// rounding differs only for elements that are subnormal in fp8 with the scale of the whole row
-// (kernels/detail/fused.h). Rounding is not linear, so Partial inputs are reduced first.
+// a sharded row from its shard of the row, without communication. Because scales are powers of two,
+// a shard's scale and the whole row's scale round elements equally, except for elements that are
+// subnormal in fp8 with the whole row's scale (kernels/detail/fused.h). Rounding is not linear, so
+// Partial inputs are reduced first.
 
 namespace {
 

@@ -131,7 +131,8 @@ TESSERA_API_FOR_TEST_END
 namespace tessera::detail {
 
 /// The category of a number that no sharding rule reads; a part of cache keys. Zero, infinity and
-/// NaN are separate, because terms of a Partial sum must not be divided or scaled by them.
+/// NaN are separate categories, because terms of a Partial sum must not be divided by zero or
+/// multiplied by infinity or NaN.
 enum class NumberType : std::uint8_t {
   kInteger = 1,
   kDouble,

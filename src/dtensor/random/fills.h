@@ -37,8 +37,9 @@ inline constexpr const char* kDrawsInOrder =
     "Bernoulli numbers, which depend only on the element";
 
 /// While a RandomSourceScope exists, a tensor that this thread fills counts as computed from
-/// `source`. Composed operators such as dropout need the scope: autograd does not connect the new
-/// tensor that they fill to their input, so the new tensor's batch rows would be unknown.
+/// `source`. Composed operators, such as dropout, need the scope, because such an operator fills a
+/// new tensor that autograd does not connect to the operator's input. Without the scope, the batch
+/// rows of the new tensor would be unknown.
 class RandomSourceScope : NoCopy {
  public:
   explicit RandomSourceScope(at::Tensor source);

@@ -101,8 +101,9 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // An all-to-all gathers a Digit (factor of a dimension's size) of the old layout and splits one
-    // of the new layout. Local sizes of the Digit's tensor dimension follow the Digit's layout.
+    // An all-to-all gathers a Digit (factor of a dimension's size) of the old layout and splits a
+    // Digit of the new layout. The local sizes of a tensor dimension with such a Digit are taken
+    // from the layout to which the Digit belongs.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
@@ -352,8 +353,8 @@ comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
 // `sizes`: the global sizes. A result is contiguous and has the right order of elements, but not
 // the right shape. Data is copied only if a collective needs another order or padding.
 // Started::rest owns the buffers, because the caller may free the tensor during the collective. If
-// the first chunk is empty, all chunks are (torch.chunk makes it the largest), and all ranks skip
-// the collective.
+// the first chunk is empty, all chunks are empty, because torch.chunk makes the first chunk the
+// largest. All ranks then skip the collective.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
