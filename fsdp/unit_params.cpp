@@ -161,8 +161,8 @@ class OutsideInferenceMode {
 }  // namespace
 
 Unit::~Unit() {
-  // The communication context has pointers to the gradient states of these groups, so the
-  // reductions in progress are dropped.
+  // The destructor frees the gradient states of `groups_`. CommContext has pointers to these
+  // gradient states, so forget_reductions() removes their pending reductions from CommContext.
   forget_reductions();
 }
 
@@ -219,9 +219,9 @@ void Unit::forget_reductions() {
   }
 }
 
-// When a training forward begins, the ranks compare how many random numbers each rank has drawn,
-// until all ranks know that the model draws none. The first random operator cannot start the
-// comparison: a rank can skip all random operators, and the other ranks would wait forever.
+// When a training forward begins, the ranks compare how often each rank has called random
+// operators, unless the model is known to call none. The comparison cannot wait for the first
+// random operator: a rank can skip all random operators, and the other ranks would wait forever.
 
 namespace {
 
@@ -239,7 +239,7 @@ std::vector<nn::Dropout*> dropouts_of(const std::vector<nn::ModuleBase*>& module
   return found;
 }
 
-/// Returns this rank's number of calls of random operators, then the call counter of each Dropout.
+/// Returns how often this rank has called random operators, then each Dropout's call counter.
 Counts counts_of(const std::vector<nn::Dropout*>& dropouts) {
   Counts counts{static_cast<std::int64_t>(random_state().calls)};
   for (const nn::Dropout* dropout : dropouts) {
@@ -275,9 +275,9 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
   }
 }
 
-// The shards of one parameter must be parts of one tensor: a tensor that all ranks had, or values
-// from one seed. Shards of different tensors can have the right shapes, and training would continue
-// without an error. So the ranks compare the origins of the values.
+// All shards of a parameter must come from the same full tensor or from the same random seed.
+// Shards from different sources can have the right shapes, so training would continue without an
+// error. So ranks compare each parameter's origin: a hash of the full tensor or of the seed.
 
 /// Returns a hash of the origins (ShardedParameter::origin) of this rank's parameters of `groups`.
 std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
@@ -289,8 +289,8 @@ std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
   return hash_of(origins);
 }
 
-/// Returns a text about the parameters of `group` whose origins differ between ranks; "" if there
-/// are none. A rank without a part, or with a loaded part, has no origin to compare.
+/// Returns a text about the parameters of `group` whose origins differ between ranks, or "". Skips
+/// ranks that have no elements of a parameter, or that loaded the parameter from a checkpoint.
 std::string different_origins(const ParameterGroup& group) {
   const DeviceMesh& mesh = group.mesh().shard;
   if (mesh.size() == 1) {
@@ -323,8 +323,8 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
                                     const std::vector<DeviceMesh>& dims,
                                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
                                     std::int64_t count, const ParameterGroupsToCompare& groups) {
-  // If a random operator of the previous forward compared the batch rows, all ranks took part and
-  // know that the model draws random numbers.
+  // If a random operator of the previous forward exchanged the numbers of batch rows, all ranks
+  // took part, so all ranks know without another exchange that the model draws random numbers.
   draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
   if (quiet_ && !draws_) {
     unasked_ = rows;
@@ -332,9 +332,9 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // The ranks' counts are usually equal. So the exchange of the batch rows includes only the
-  // maximum and the minimum of a hash of the counts (the minimum as the maximum of ~hash). The
-  // counts themselves are exchanged if the maximum and the minimum differ.
+  // The ranks' counts are usually equal, so the ranks first exchange only a hash of the counts.
+  // settle() returns the maximum over the ranks of `hash` and of ~hash. The maximum of ~hash gives
+  // the minimum of `hash`. If maximum and minimum differ, the ranks exchange the counts.
   const std::int64_t hash = hash_of(counts);
   const bool first = !compared_origins_;
   const auto compared = first ? groups() : std::vector<const ParameterGroup*>();

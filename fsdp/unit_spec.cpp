@@ -82,8 +82,8 @@ ShardHome home_of(const DataMesh& mesh, const Options& options) {
           .offloaded = true};
 }
 
-/// Throws Error if the tensor is already split on a dimension of `mesh`: the mesh that joins `mesh`
-/// and the tensor's mesh would contain this dimension twice.
+/// Throws Error if the tensor is already split on a dimension of `mesh`: the parameter is split
+/// over `mesh` and the tensor's mesh together, which would contain this dimension twice.
 void check_not_split(const std::string& name, const nn::ParameterSlot& slot, const DataMesh& mesh) {
   const at::Tensor& tensor = slot.persistent();
   if (!tessera::is_distributed(tensor)) {
@@ -200,8 +200,8 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
 }
 
 /// Only plain parameters are reduced in buckets. The gradient of a tensor-parallel parameter can
-/// need a collective before its reduction, and this collective must not depend on when the
-/// gradients of a bucket are complete.
+/// need a collective before its reduction. Collectives must have the same order on all ranks, but
+/// gradients of a bucket can be complete in a different order on each rank.
 bool reduces_in_buckets(const UnitSpec& spec) {
   return spec.mesh.replicas() > 1 && spec.mesh.shard.size() == 1 &&
          std::ranges::none_of(spec.parameters, [](const ParameterSpec& parameter) {

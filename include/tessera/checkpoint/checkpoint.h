@@ -100,16 +100,16 @@ struct SaveOptions {
 /// anything is written, for:
 /// - uninitialized parameters, and parameters for which set_distinct_along() was called;
 /// - copies of a parameter or of its optimizer state that differ between ranks (a plain parameter
-///   must be equal on all ranks, a distributed parameter along the dimensions of the whole mesh
-///   that the parameter's mesh lacks);
+/// has a copy on every rank; a distributed parameter has copies along the dimensions of the root
+/// mesh that are not in the parameter's mesh);
 /// - step counters of the optimizer that differ between ranks with shards of one parameter;
 /// - models, steps, folders or options that differ between ranks;
 /// - a step that already exists.
 void save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
           const StateDict& state, const SaveOptions& options = {});
 
-/// Thrown if files of a saved step are missing or damaged although the step's manifest is valid. A
-/// file that is temporarily unreadable throws another type of Error.
+/// Thrown if files of a saved step are missing or damaged although the step's manifest is valid. If
+/// a file cannot be read at the moment, load() throws an Error of another type.
 class DamagedStep : public Error {
  public:
   using Error::Error;
@@ -156,9 +156,9 @@ LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
 class BackgroundSave;
 
 /// The handle of a background save, pending or finished. Copies of a SaveFuture refer to the same
-/// save. The destructor of the last copy waits for the save, and warns of an error of the save that
-/// no call has thrown. Call wait() before World::shutdown(). Not thread safe: use all copies from
-/// one thread at a time.
+/// save. The destructor of the last copy waits for the save, and prints a warning if the save
+/// failed and no call has thrown the error. Call wait() before World::shutdown(). Not thread safe:
+/// use all copies from one thread at a time.
 class SaveFuture {
  public:
   /// Constructs a SaveFuture without a save: done() returns true.

@@ -48,14 +48,14 @@ void load_hugging_face(nn::ModuleBase& module, comm::World& world,
 void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder,
                        const std::function<std::string(const std::string&)>& model_name = {});
 
-/// Writes a folder that `transformers` can load. All parameters and persistent buffers are written
-/// unsharded, to model.safetensors or, beyond `max_shard_bytes` bytes, to
-/// model-0000k-of-0000n.safetensors with an index. `config_json` is written as config.json:
-/// "torch_dtype" or "dtype" is set to the weights' dtype; if `config_json` has neither,
-/// "torch_dtype" is added for dtypes other than fp32. Floating-point values are written in `dtype`
-/// (fp32, bf16, fp16 or fp64). Without `dtype`, fp64 values are written in fp64 and all others in
-/// fp32. A tied parameter is written once, under its first FQN; a fused parameter is written as the
-/// tensors of its parts.
+/// Writes a model folder that `transformers` can load: the weights (all parameters and persistent
+/// buffers, unsharded) and `config_json` as config.json. The weights are written to
+/// model.safetensors or, if larger than `max_shard_bytes` bytes, to several files
+/// model-0000k-of-0000n.safetensors with an index. In config.json, "torch_dtype" or "dtype" is set
+/// to the weights' dtype; if `config_json` has neither key, "torch_dtype" is added for dtypes other
+/// than fp32. Floating-point values are written in `dtype` (fp32, bf16, fp16 or fp64). Without
+/// `dtype`, fp64 values are written in fp64 and all others in fp32. A tied parameter is written
+/// once, under its first FQN; a fused parameter is written as its parts.
 ///
 /// Collective over `world`. Rank 0 writes. Rank 0 receives one tensor at a time, large tensors in
 /// blocks; the other ranks receive none. The folder is created if missing. A model in the folder is
@@ -63,7 +63,7 @@ void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& fold
 /// killed, the folder has either the older or the new model. A failure on one rank is an Error on
 /// all ranks. Throws Error, before anything is sent:
 /// - for parameters that are uninitialized or differ between ranks (set_distinct_along);
-/// - if only one of `config_json` and the model ties the head to the embedding;
+/// - if "tie_word_embeddings" of `config_json` disagrees with the model's embedding and head;
 /// - for a folder that cannot be written, or that has too little free space;
 /// - for a folder that contains an adapter or a model with a different config.json.
 void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
@@ -84,8 +84,8 @@ std::map<std::string, std::filesystem::path> other_files(const std::filesystem::
 /// Copies the results of other_files() into `folder`. Each file appears completely or not at all.
 /// To be called on one rank before the weights are exported, so that an exported model always has
 /// its tokenizer. Files with equal bytes are left unchanged. Throws Error, before anything is
-/// written, if other_files(folder) has other files or other contents than `files`: such files could
-/// not be replaced together with the weights.
+/// written, if other_files(folder) has other files or other contents than `files`: the files and
+/// the weights of an older model could not be replaced in one atomic step.
 void copy_other_files(const std::map<std::string, std::filesystem::path>& files,
                       const std::filesystem::path& folder);
 /// Checks, before a long training, whether copy_other_files() could copy the files, and throws the
@@ -95,8 +95,7 @@ void check_other_files(const std::map<std::string, std::filesystem::path>& files
 
 /// Compares two model configurations, both JSON objects. Returns the first key whose value differs
 /// and can change the computation, as `"key" is 1 instead of 2`, or "" if there is none. A missing
-/// key counts as null. Ignores weight dtypes, library versions, and the tokens that begin and end
-/// texts.
+/// key counts as null. Ignores weight dtypes, library versions, and the ids of BOS and EOS tokens.
 std::string config_change(const std::string& before, const std::string& now);
 
 /// Writes the adapters of a model (nn::apply_lora) in PEFT's format, for

@@ -53,8 +53,8 @@ struct IncompatibleKeys {
 };
 
 /// Returns the parameters and persistent buffers of `model`. Shards share the model's memory unless
-/// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, for uninitialized
-/// values that must be gathered or copied, and for parameters that differ between ranks.
+/// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, for parameters that
+/// differ between ranks and, with full_state_dict or cpu_offload, for uninitialized parameters.
 TensorDict get_model_state_dict(comm::World& world, const nn::ModuleBase& model,
                                 const StateDictOptions& options = {});
 /// Copies the values of `state` into the model; floating-point dtypes are converted. For a tied

@@ -24,9 +24,9 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// The error of a collective that failed because another rank died, aborted or did not call in
-/// time. The cause is an error of another type on another rank. On CUDA the device can still run
-/// the collective, and write to freed memory. Therefore end the process, or abort the group and
-/// synchronize the device.
+/// time. The other rank's own Error tells the cause. On CUDA the failed collective's kernel can
+/// still run, so it is unsafe to free the tensors. Therefore end the process, or abort the group
+/// and synchronize the device.
 class PeerError : public Error {
  public:
   using Error::Error;
@@ -139,8 +139,8 @@ class Communicator {
   /// Compares the lists of collectives that the ranks have called since the last comparison. The
   /// lists contain only collectives with a purpose (set_purpose()). If the lists differ, every rank
   /// throws Error with the first different collectives and the ranks that called them; the group
-  /// can still be used. `local_error`: the message of an error on this rank, reported to the other
-  /// ranks as this rank's last call; "" for none. Collective between CPUs: waits for no GPU work
+  /// can still be used. `local_error`: the message of an error on this rank, shown to all ranks in
+  /// place of this rank's next collective; "": none. Collective between CPUs: waits for no GPU work
   /// and counts no traffic. Does nothing in a group for which compares_calls() is true.
   virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
   /// Makes ranks that wait in a collective of this group fail soon instead of at the time-out.

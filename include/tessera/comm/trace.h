@@ -44,7 +44,7 @@ class TrafficCounter {
   void record(const std::string& group, const char* collective, std::int64_t bytes,
               const std::string& purpose);
   TrafficTable table() const;
-  /// Returns the traffic after `earlier`, an earlier result of table().
+  /// Returns the traffic since the snapshot `earlier`, an earlier result of table().
   TrafficTable since(const TrafficTable& earlier) const;
 
  private:

@@ -61,10 +61,10 @@ class World {
   /// A second call, or a call after abort(), does nothing. Throws PeerError if a rank of an NCCL
   /// group does not call shutdown(); the groups are then closed as well.
   virtual void shutdown() {}
-  /// Like group(), but the group is for CPU tensors, even if the world's device is a GPU. Its
-  /// traffic is not counted. The result is never a group that group() returns, so that one thread
-  /// can use a group for CPU tensors while another thread uses the groups of group(). The default
-  /// implementation is for worlds whose groups are on the CPU.
+  /// Like group(), but the group is for CPU tensors, even if the world's device is a GPU. The
+  /// traffic of the group is not counted. The group is separate from the groups of group(), so that
+  /// two threads can use both at the same time. The default implementation, which calls group(), is
+  /// only for worlds that have no GPU and need no separate groups.
   virtual CommunicatorPtr host_group(const std::vector<int>& ranks, const std::string& name) {
     return group(ranks, name);
   }
@@ -73,8 +73,8 @@ class World {
 using WorldPtr = std::shared_ptr<World>;
 
 /// WorldScope calls shutdown() of a World at the end of a scope, or abort() if an exception leaves
-/// the scope. For an NCCL world made on the main thread without a WorldScope, shutdown() runs when
-/// main() returns, but then waits only briefly for the other ranks.
+/// the scope. An NCCL world made on the main thread without a WorldScope is shut down when main()
+/// returns; if the other ranks do not follow within 2 seconds, the world's groups are aborted.
 class WorldScope : tessera::detail::NoCopy {
  public:
   explicit WorldScope(WorldPtr world)
@@ -97,14 +97,14 @@ class WorldScope : tessera::detail::NoCopy {
 /// the port is in use, or a rank does not arrive within the time-out.
 WorldPtr world_from_environment(const WorldOptions& options = {});
 
-/// Makes the World of `size` ranks that another library has started; this process, or this thread,
-/// is `rank`. Rank 0 opens a c10d store on a free port, and `broadcast` is called once on each
-/// rank, to send the store's address: the function sends `count` bytes from `bytes` of rank 0 to
-/// `bytes` of all other ranks. The store listens on all network interfaces of rank 0 until the
-/// process ends. world_from_mpi and world_from_process_group call this function. Collective over
-/// the ranks, which must pass equal options. Time-outs and SIGPIPE are as in
-/// world_from_environment. Throws Error on all ranks if rank 0 cannot open the store, and for a
-/// rank that is not below `size`. Throws PeerError if this rank cannot reach the store of rank 0.
+/// Makes the World of `size` ranks that another library (MPI, for example) has started. `rank` is
+/// the rank of this process or thread. Rank 0 opens a c10d store on a free port, and every rank
+/// calls `broadcast` once to learn the store's address. broadcast(bytes, count) must copy the
+/// `count` bytes at `bytes` from rank 0 to all other ranks, like MPI_Bcast. The store listens on
+/// all network interfaces of rank 0 until the process ends. Collective over the ranks, which must
+/// pass equal options. Time-outs and SIGPIPE are as in world_from_environment. Throws Error on all
+/// ranks if rank 0 cannot open the store, and for a rank that is not below `size`. Throws PeerError
+/// if this rank cannot reach the store of rank 0.
 WorldPtr world_from_broadcast(int rank, int size,
                               const std::function<void(void* bytes, std::size_t count)>& broadcast,
                               const WorldOptions& options = {});
@@ -113,8 +113,8 @@ WorldPtr world_from_broadcast(int rank, int size,
 /// r.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 
-/// Makes a World whose other ranks do not exist. A collective returns at once, with the result as
-/// if every rank had passed the same data as this rank. For planning and counting traffic.
+/// Makes a World of `size` ranks in which only rank `rank` exists. A collective returns at once, as
+/// if every other rank had passed the same data as this rank. For planning and counting traffic.
 WorldPtr fake_world(int rank, int size);
 
 /// The main function of one rank: runs `body` and returns 0. If `body` throws, prints one line on

@@ -60,7 +60,7 @@ inline bool is_partial(const Placement& p) {
 inline bool is_shard(const Placement& p) {
   return std::holds_alternative<Shard>(p);
 }
-/// Whether a placement is Shard{dim}. A negative `dim` is not converted to a dimension from 0.
+/// Whether a placement is Shard{dim}. A negative `dim` is not converted: Shard{-1} is not Shard{1}.
 inline bool is_shard(const Placement& p, std::int64_t dim) {
   return p == Placement(Shard{dim});
 }

@@ -12,14 +12,14 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// Gives operator `op` a sharding rule, or replaces the library's rule for `op`. `op` is the
-/// operator's full name: "mylib::scale", "mylib::scale.out". An in-place or out= variant needs a
-/// registration with its own name, but with the rule of the functional operator. `rule` returns
-/// nullopt for a call that the rule does not cover. `reads_numbers`: whether the rule depends on
-/// the values of float and Scalar arguments. Every process of a job must register the same rules.
-/// Not collective. Thread safe. Throws Error after the operator's first use on a distributed
-/// tensor, and for a second rule of one operator. The first call of any operator throws Error if a
-/// registered `op` does not exist, or if `op` is CompositeImplicitAutograd: libtorch replaces such
-/// an operator by others, so the rule of `op` would never be used.
+/// operator's full name: "mylib::scale", "mylib::scale.out". For an in-place or out= variant,
+/// register the same rule again under the variant's name. `rule` returns nullopt for a call that
+/// the rule does not cover. `reads_numbers`: whether the rule depends on the values of float and
+/// Scalar arguments. Every process of a job must register the same rules. Not collective. Thread
+/// safe. Throws Error after the operator's first use on a distributed tensor, and for a second rule
+/// of one operator. The first call of any operator throws Error if a registered `op` does not
+/// exist, or if `op` is CompositeImplicitAutograd: libtorch replaces such an operator by others, so
+/// the rule of `op` would never be used.
 ///
 ///   // An elementwise operator. Input and output have one common factor for each dimension.
 ///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {

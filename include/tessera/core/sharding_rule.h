@@ -92,7 +92,7 @@ struct ShardingRule : detail::LocalExecution {
     bool contiguous = false;
   };
   /// The factors (einsum index letters) of a tensor dimension, as indices in ShardingRule::factors.
-  /// Empty if the dimension is broadcast from size 1, or is in one input only and unsharded.
+  /// Empty for dimensions broadcast from size 1, and for unshardable dimensions of one input only.
   using Factors = std::vector<int>;
   using TensorFactors = std::vector<Factors>;  ///< the factors (index letters) of each dimension
 

@@ -66,8 +66,8 @@ using JsonLines = std::function<std::optional<std::pair<std::string, std::string
 /// unless a token would cover the end of the prompt and the start of the completion; in this case
 /// prompt and completion are tokenized separately.
 ///
-/// For a conversation that a chat template has formatted, the prompt and the completion may be
-/// lists of equal length, read as prompt, completion, prompt, completion and so on. `begin` and
+/// Prompt and completion may also be the lists of turns of a conversation that a chat template has
+/// formatted: turn i is prompt[i], completion[i]. The lists must have equal length. `begin` and
 /// `end` are not added. All completions are targets. A token that covers the end of one text and
 /// the start of the next belongs to the next text.
 ///
@@ -146,7 +146,7 @@ class BatchLoader {
   /// Returns the number of distinct samples over all sources.
   std::int64_t samples() const;
   /// Whether targets can be -100, which the loss ignores. If so, ranks can have different numbers
-  /// of targets with a loss.
+  /// of targets that count in the loss.
   bool ignores_targets() const;
 
  private:

@@ -35,10 +35,10 @@ class Tokenizer {
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
 /// Opens a SentencePiece, tokenizer.json or tiktoken file; the content of the file determines the
-/// format. If `path` is a folder, opens tokenizer.json in the folder, or tokenizer.model if there
-/// is no tokenizer.json. For SentencePiece and tokenizer.json, also reads tokenizer_config.json,
-/// special_tokens_map.json and added_tokens.json in the folder, in the same way as `transformers`.
-/// Throws Error if a file is unreadable, has a wrong format or contradicts the tokenizer.
+/// format. In a folder, opens tokenizer.json or, if missing, tokenizer.model. For SentencePiece and
+/// tokenizer.json, also reads tokenizer_config.json, special_tokens_map.json and added_tokens.json
+/// in the folder, as `transformers` does. Throws Error if a file is unreadable or has a wrong
+/// format, or if the other files contain tokens or ids that contradict the tokenizer file.
 TokenizerPtr open_tokenizer(const std::string& path);
 /// Returns all files that open_tokenizer() reads, the tokenizer's file first. Throws the errors of
 /// open_tokenizer().
@@ -54,10 +54,10 @@ class StreamDecoder {
   /// `before`: the tokens that precede the first push(). push() does not return their texts.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
-  /// Returns the new characters that `token` completes, if any. Bytes that cannot become a
-  /// character are returned unchanged, together with the next complete character. An id above the
-  /// vocabulary decodes to nothing, as in `transformers`, because a model's vocabulary can be
-  /// padded. Throws Error for a negative id.
+  /// Returns the new characters that `token` completes, if any. Bytes of invalid UTF-8 are returned
+  /// unchanged, in front of the next valid character. An id above the vocabulary decodes to
+  /// nothing, as in `transformers`, because a model's vocabulary can be padded. Throws Error for a
+  /// negative id.
   std::string push(std::int64_t token);
   /// Returns the text that push() has not returned yet. This text can be invalid UTF-8.
   std::string finish();
@@ -68,7 +68,7 @@ class StreamDecoder {
   std::string take_new(const std::string& text);
 
   TokenizerPtr tokenizer_;
-  /// The tokens of the text that push() returned last, and all later tokens.
+  /// Tokens kept for decoding: those whose text was returned last, then those not yet returned.
   std::vector<std::int64_t> window_;
   std::size_t context_ = 0;  ///< number of tokens in window_ whose text was returned
   std::size_t given_ = 0;    ///< bytes of the text of window_ that were returned

@@ -42,9 +42,9 @@ class DistributedTensor {
   /// TESSERA_DEBUG=1, which compares sizes, dtype and placements between ranks. Throws Error if
   /// `local` does not have the sizes of this rank's shard; if the ranks exchanged sizes, every rank
   /// throws. Gradient: the local tensor's gradient has the placements of the distributed tensor,
-  /// with Replicate in place of Partial. `grad_placements` overrides these placements, and must
-  /// shard the tensor in the same way. For example, with Partial for a replicated tensor each rank
-  /// gets one term of the gradient, which is the sum of all terms.
+  /// with Replicate in place of Partial. `grad_placements` overrides these placements, and may
+  /// differ only in Partial and Replicate. For example, with Partial for a replicated tensor the
+  /// gradient is the sum over the ranks, and each rank's local tensor gets only its own term.
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                                       const Placements& placements,
                                       std::optional<std::vector<std::int64_t>> sizes = {},
@@ -56,7 +56,7 @@ class DistributedTensor {
   /// collective. `grad_placements`: the placements of the local gradient in backward; by default
   /// this tensor's placements, with Replicate in place of Partial. The `.grad` of a leaf is
   /// redistributed to the leaf's placements. Throws Error, on all ranks, unless `grad_placements`
-  /// shard the tensor in the same way as its placements.
+  /// and placements() differ only in Partial and Replicate.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
   /// Returns this tensor with other placements, or another layout, on the same mesh. Collective if
   /// data must move. The result shares no memory with this tensor; if this tensor has the

@@ -18,9 +18,9 @@ struct LocalMapOptions {
   /// permits any placements for all arguments.
   std::vector<std::optional<Placements>> in_placements{};
   /// The placements of the gradient that the function computes for each tensor argument (see
-  /// to_local). nullopt or an empty list: the argument's own placements, with two exceptions.
-  /// Partial is replaced by Replicate. On a mesh dimension where the argument is replicated but the
-  /// results are sharded or Partial, the default is Partial: each rank computes one term of the
+  /// to_local). nullopt or an empty list: the default, which is the argument's own placements with
+  /// Replicate in place of Partial. But the default is Partial on a mesh dimension where the
+  /// argument is replicated and a result is sharded or Partial: each rank computes one term of the
   /// gradient. For a replicated argument, pass Partial if the ranks' results differ, and Replicate
   /// if the function reduces the gradients itself.
   std::vector<std::optional<Placements>> in_grad_placements{};
@@ -37,8 +37,8 @@ struct LocalMapOptions {
 /// are not recorded, so `function` must define their gradients. Throws Error for arguments with
 /// wrong placements, for a wrong number of results, and for a non-empty list in the options that
 /// does not have one item for each argument (`out_sizes`: for each result). The gradient of a plain
-/// argument is plain and complete; the placements in the options apply as for a replicated
-/// argument. Like PyTorch's local_map.
+/// argument is a plain tensor, already reduced over the ranks; in the options, a plain argument
+/// counts as Replicate. Like PyTorch's local_map.
 ///
 ///   // x is sharded. Each rank sums the squares of its shard: one term of the result.
 ///   const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {

@@ -13,10 +13,10 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// An OperatorMode intercepts operators between autograd and their kernels, on one thread and in
-/// the backwards of that thread. Only operators that make new tensors from tensors are intercepted.
-/// Not intercepted: operators that write to an argument, return a view, have no tensor argument, or
-/// are composed of other operators. Like PyTorch's TorchDispatchMode.
+/// An OperatorMode intercepts operators below autograd, before the operators' kernels run, on one
+/// thread and in the backwards of that thread. Only operators that make new tensors from tensors
+/// are intercepted. Not intercepted: operators that write to an argument, return a view, have no
+/// tensor argument, or are composed of other operators. Like PyTorch's TorchDispatchMode.
 class OperatorMode {
  public:
   /// The operator of an intercepted call.

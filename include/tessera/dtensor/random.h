@@ -55,7 +55,7 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 void manual_seed(std::uint64_t seed);
 
 /// Returns the state of this rank's random operators: the seed and the number of calls. After
-/// set_random_state() with this state, the numbers that were drawn since this call are drawn again.
+/// set_random_state(state), random operators repeat the numbers drawn since `state` was returned.
 RandomState random_state();
 /// Sets the state of this rank's random operators to a result of random_state(). Random operators
 /// then repeat the numbers that were drawn after random_state() was called.

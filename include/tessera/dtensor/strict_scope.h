@@ -28,11 +28,11 @@ class StrictScope {
 /// While a ReplicationScope exists, an operator on this thread that combines plain and distributed
 /// tensors treats the plain tensors as replicated. The caller guarantees that each plain tensor is
 /// equal on all ranks; TESSERA_DEBUG=1 compares the values. The gradients of plain tensors are
-/// plain and complete. Outside of the scope, a plain tensor in such an operator is an Error, except
-/// in the forward of a parallelized module and in libtorch's gradient formulas. Two kinds of plain
-/// tensors need no scope, because ranks compare their values at each call: single-element tensors
-/// without gradient, and all plain tensors in hooks and functions that the program adds to a
-/// backward. Like PyTorch's implicit_replication.
+/// plain tensors, already reduced over all ranks. Outside of the scope, such an operator throws
+/// Error, except in the forward of a parallelized module and in libtorch's gradient formulas. Two
+/// kinds of plain tensors need no scope, because ranks compare their values at each call:
+/// single-element tensors without gradient, and all plain tensors in hooks and functions that the
+/// program adds to a backward. Like PyTorch's implicit_replication.
 class ReplicationScope : tessera::detail::NoCopy {
  public:
   explicit ReplicationScope(bool replicate = true);

@@ -67,8 +67,8 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
 /// Returns the weight rows * ranks / (rows of all ranks), where `rows` is this rank's number of
 /// rows of the batch. A rank multiplies its loss, the mean over its rows, by the weight. FSDP's
 /// average over the ranks is then the gradient of the mean over all rows. `mesh`: the root module's
-/// mesh, with any number of dimensions. A rank without rows has no mean (libtorch returns NaN); set
-/// the loss to zero, such as y.sum() of a result without rows.
+/// mesh, with any number of dimensions. A rank without rows has no mean (libtorch returns NaN): use
+/// a zero loss that depends on the model, such as y.sum() of the empty output y.
 ///   (at::mse_loss(model(x), target) * fsdp::mean_weight(x.size(0), mesh)).backward();
 /// Collective; the ranks exchange CPU values only. Throws Error on all ranks if a number of rows is
 /// negative or if no rank has rows.

@@ -79,9 +79,9 @@ struct Options {
   std::int64_t post_forward_mesh_size = 1;
   PlacementFunction shard_placement{};
   /// Chooses a mesh for single parameters, which are then gathered and reduced over this mesh. If
-  /// this mesh is a part of the unit's mesh, ranks outside of this part have other parameters
-  /// (other experts, for example), which gradient norms include too. Summed gradients are divided
-  /// by the number of ranks of the root's mesh, because the loss is the mean over these ranks.
+  /// this mesh is a part of the unit's mesh, other parts have other parameters (experts, for
+  /// example), and gradient norms include all parts. Summed gradients are divided by the number of
+  /// ranks of the root's mesh, because the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
   /// Parameters and buffers that FSDP leaves unchanged: not moved, sharded, gathered, cast or
   /// reduced. Must list each trainable parameter of the model that is intentionally in no unit.

@@ -30,11 +30,11 @@ std::optional<std::string> unfinished_run(comm::World& world, const std::filesys
 /// Collective over `world`.
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
-/// Returns the steps in `dir` with numbers above `after`, including damaged steps. A run that
-/// continues from step `after` must mark these steps as unfinished (withdraw_step()) before the run
-/// saves the same steps again; a new run passes -1. Throws Error if one of these steps, or an
-/// unfinished save, belongs to another run, has another format version, or cannot be read. Rank 0
-/// reads the folder and broadcasts the result. Collective over `world`.
+/// Returns the steps in `dir` with numbers above `after`, including damaged steps. `after` is the
+/// step from which a run continues, or -1 for a new run. The run must mark the returned steps as
+/// unfinished (withdraw_step()) before the run saves these steps again. Throws Error if one of
+/// these steps, or an unfinished save, belongs to another run, has another format version, or
+/// cannot be read. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
 std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::filesystem::path& dir,
                                             std::int64_t after, const std::string& run_id);
 

@@ -17,9 +17,9 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 // All functions of this header are collective over `group`, wait for their result, and return the
-// same value on every rank. `device` is the device of the group's tensors. Pass
-// flush_pending_transfers(group) as `group` if asynchronous redistributions can be unfinished on
-// this rank. Ranks are numbered as in the group. All functions throw PeerError.
+// same value on every rank. `device` is the device of the group's tensors. If this rank may have
+// unfinished asynchronous redistributions, pass flush_pending_transfers(group) as `group`. Ranks
+// are numbered as in the group. All functions throw PeerError.
 
 /// Returns the numbers `own` of each rank; all ranks must pass equally many. Costs one all-gather.
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,

@@ -24,8 +24,8 @@ const char* to_string(Lane lane);
 ///
 /// Memory belongs to the lane in which the memory was allocated. If a second lane uses the memory,
 /// the first lane must wait for an event of the second lane before the memory is freed.
-/// record_stream is not used. Thread safety: one thread at a time (forward and backward do not
-/// overlap). A LaneScope throws Error if another thread has a LaneScope.
+/// record_stream is not used. Several threads (forward's and autograd's) may use the object, but
+/// only one at a time. A LaneScope throws Error if another thread has a LaneScope.
 class Streams {
  public:
   virtual ~Streams() = default;

@@ -1,4 +1,4 @@
-// Worlds whose other ranks do not exist (for planning), and functions that all worlds use.
+// Fake worlds, in which only this rank exists (for planning), and functions that all worlds use.
 #pragma once
 
 #include <cstddef>

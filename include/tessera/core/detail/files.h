@@ -58,8 +58,8 @@ class AtomicFile : tessera::detail::NoCopy {
 std::filesystem::path absolute_path(const std::filesystem::path& path);
 
 /// Removes the temporary files that killed processes of this machine have left in `folder`.
-/// `of(name)`: whether to remove the temporary files of the final file `name`. Errors are ignored,
-/// because a leftover file only takes disk space.
+/// of(name) returns true if the temporary files of the target file `name` may be removed. Errors
+/// are ignored, because a leftover file only takes disk space.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of);
 

@@ -29,8 +29,8 @@ enum class RankState : std::uint32_t {
   kGaveUp  ///< the rank has called World::abort()
 };
 
-/// A text in atomic words: one process can read the text while another process writes a new text.
-/// The reader can then get a mixture of both texts. A text that is too long is cut off.
+/// A string in an array of atomic 64-bit words. A process that reads while another process writes
+/// can get a mixture of the old and the new string. Strings that are too long are cut off.
 class SharedText {
  public:
   void store(std::string text) {
@@ -54,7 +54,7 @@ class SharedText {
 
 /// A rank's entry for one process group in the rank's flight record.
 struct GroupSlot {
-  /// Id of the process group, equal on all ranks, written after `ranks`; 0: the entry is unused.
+  /// Id of the process group, equal on all ranks. 0: unused; not 0: `ranks` is valid.
   std::atomic<std::uint64_t> id{0};
   /// World ranks of the process group, as bits: rank r is bit r % 64 of word r / 64.
   std::array<std::uint64_t, kMostRanks / 64> ranks{};

@@ -19,10 +19,10 @@ namespace tessera {
 /// dimension can be swapped without changing the result: equal reductions, or sum and average.
 bool commute(ReduceOp a, ReduceOp b);
 
-/// One of the sub-dimensions into which a tensor dimension is unflattened. The mesh dimensions
-/// `mesh_dims` shard the `extent` positions of the Digit one after another: each mesh dimension
-/// divides the chunk of the previous mesh dimension, as torch.chunk does. `extent` need not be
-/// divisible by the sizes of mesh dimensions. A Digit without mesh dimensions is not sharded.
+/// One of the sub-dimensions into which a tensor dimension is unflattened. The first mesh dimension
+/// in `mesh_dims` divides the `extent` positions into chunks as torch.chunk does, and each further
+/// mesh dimension divides every chunk again. `extent` need not be divisible by the sizes of the
+/// mesh dimensions. A Digit without mesh dimensions is not sharded.
 struct Digit {
   std::int64_t extent = 0;  ///< number of positions; 0: all positions of the tensor dimension
   std::vector<int> mesh_dims;
@@ -46,10 +46,11 @@ class LayoutPtr;
 ///
 /// Layouts are immutable and interned: equal layouts are one object, so comparing and hashing use
 /// the pointer. Canonical form: a dimension that is not sharded has no Digit; a single Digit has
-/// extent 0; neighbouring Digits that shard like a single Digit are merged ([2 over dp][8] is [16
-/// over dp] for dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes
-/// only if a dimension has several Digits (a flattened view of a sharded inner dimension). A
-/// program has few layouts, which exist until the process ends.
+/// extent 0; neighbouring Digits are merged if one Digit gives every rank the same positions;
+/// `partial` is ordered by mesh dimension. For example, a Digit of 2 positions sharded over 2 ranks
+/// and an inner, unsharded Digit of 8 are merged. So a layout depends on tensor sizes only if a
+/// dimension has several Digits (a flattened view of a sharded inner dimension). Layouts are never
+/// freed.
 ///
 /// If a tensor is partial with different reductions over several mesh dimensions, inner mesh
 /// dimensions are reduced before outer mesh dimensions.
@@ -131,7 +132,7 @@ LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placement
 /// Converts `layout` of a tensor of global `sizes` to PyTorch's placements. A tensor dimension that
 /// is not divided in the order of the mesh dimensions gets a StridedShard. Throws Error if no list
 /// of placements describes the layout: if a dimension has several Digits (sub-dimensions), and a
-/// Digit before the last is divided unevenly.
+/// Digit other than the innermost has shards of unequal size.
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
 /// Returns a text: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-" is a tensor dimension
 /// that is not sharded. Several Digits (sub-dimensions) are written "2 x 8:m0": 2 positions that

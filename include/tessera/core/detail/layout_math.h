@@ -41,8 +41,8 @@ struct Box {
 };
 
 /// Returns the blocks of the global tensor that the rank at `coordinate` stores, in row-major
-/// order, without empty blocks. There are several blocks only if a sub-dimension (Digit, see
-/// Layout) is sharded and the rank has several positions of an outer sub-dimension.
+/// order, without empty blocks. For example, if a dimension is unflattened to 2 x 8 (Digits, see
+/// Layout) and only the inner 8 positions are sharded, each rank has 2 blocks.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate);
 
@@ -79,8 +79,8 @@ struct PartRows {
   std::int64_t groups = 1;
 
   /// Finds the weight's rows in the range [first_row, first_row + rows) of the fused weight. For
-  /// each group with such rows calls visit(row, from, count): row `row + i` of the weight is row
-  /// `first_row + from + i` of the fused weight, for i from 0 to count - 1.
+  /// each group with such rows calls visit(row, from, count) with the first row's index in the
+  /// weight, the first row's offset in the range, and the number of rows.
   template <class Visit>
   void visit(std::int64_t first_row, std::int64_t rows, const Visit& visit) const {
     for (std::int64_t group = 0; group < groups; ++group) {

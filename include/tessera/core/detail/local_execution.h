@@ -119,8 +119,8 @@ struct LocalExecution {
   std::vector<Inplace> inplace;
 
   /// Tensors of a call whose layouts are chosen together. With an empty list `groups`, all tensors
-  /// of the call form one TensorGroup. Tensors in no TensorGroup are replicated. The rule need not
-  /// know the sizes of an output in no TensorGroup (such as the seeds that attention returns).
+  /// of the call form one TensorGroup. Tensors in no TensorGroup are replicated. An output in no
+  /// TensorGroup (such as the seeds that attention returns) may have sizes unknown to the rule.
   struct TensorGroup {
     std::vector<int> inputs;
     std::vector<int> outputs;

@@ -19,21 +19,21 @@ enum class StepKind : std::uint8_t {
   kAllReduce,      ///< redistributes from Partial over `mesh_dims` to Replicate
   kAllToAll,       ///< redistributes from Shard(`dim`) to Shard(`to_dim`)
   kSlice,          ///< redistributes from Replicate to Shard(`dim`), without communication
-  /// Redistributes from Replicate to Partial over one mesh dimension, without communication. The
-  /// rank at coordinate 0 keeps the value; the other ranks get the identity of `op`, or the value
-  /// if `op` is kAvg, kMax or kMin.
+  /// Redistributes from Replicate to Partial over one mesh dimension, without communication. With
+  /// kAvg, kMax or kMin, all ranks keep the value. With another `op`, the rank at coordinate 0
+  /// keeps the value, and the other ranks get the neutral element of `op` (0 or 1).
   kMakePartial,
   kRelabel,  ///< changes the layout on mesh dimensions of size 1, without communication
 };
 
-/// One step of a redistribution: at most one collective, over the innermost mesh dimensions that
-/// divide a tensor dimension or one of its sub-dimensions (Digit in layout.h).
+/// One step of a redistribution: at most one collective. In the list of mesh dimensions that shard
+/// a tensor dimension (or a Digit, see layout.h), a collective changes only the last entries.
 struct Step {
   StepKind kind;
   /// The mesh dimensions of the step's process group, DeviceMesh::group(mesh_dims), in the order in
-  /// which the mesh dimensions divide tensor dimension `dim` (kAllReduce: ascending). Several mesh
-  /// dimensions divide `dim` into the same chunks as one mesh dimension of the process group's size
-  /// would. No mesh dimension has size 1. Empty for kRelabel.
+  /// which the mesh dimensions divide tensor dimension `dim` (kAllReduce: ascending). The planner
+  /// guarantees that several mesh dimensions divide `dim` into the same chunks as one mesh
+  /// dimension of the group's size. No mesh dimension has size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
   int dim = -1;     ///< tensor dimension that is sharded before or after the step; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused

@@ -103,15 +103,15 @@ inline TensorFactors& input_of(ShardingRule& rule, int tensor) {
   return rule.inputs[static_cast<std::size_t>(tensor)];
 }
 
-/// Forbids empty shards of all factors (einsum index letters) that the rule has so far.
+/// Forbids empty shards for every factor (einsum index letter) that was already added to `rule`.
 void forbid_empty_shards(ShardingRule& rule);
 
 }  // namespace tessera::rules
 
 namespace tessera::detail {
 
-/// Registers the rule of an operator that another library of Tessera defines. A program can replace
-/// the rule by register_rule(). Must be called before main().
+/// Registers the rule of an operator that another component of Tessera (src/dtensor, for example)
+/// defines. A program can replace the rule by register_rule(). Must be called before main().
 void add_library_rule(const std::string& op, RuleFunction::Body body, bool reads_numbers = false);
 
 }  // namespace tessera::detail

@@ -8,7 +8,7 @@
 #include "tessera/export.h"
 
 /// Functions that call the operators of a mixture of experts (src/dtensor/fused/experts.cpp). The
-/// operators are differentiable once.
+/// operators have first-order gradients, but no double backward.
 TESSERA_API_BEGIN
 namespace tessera::detail {
 

@@ -51,12 +51,11 @@ at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at:
                              c10::IntArrayRef firsts, std::int64_t window = 0,
                              c10::IntArrayRef documents = {});
 
-/// A tensor that an autograd node saves for backward. The result of an RMS norm or of silu_mul is
-/// not saved: the autograd node that computed the result saves its inputs anyway. Backward
-/// recomputes the result once for all nodes that need the result (as Korthikanti et al. 2022 do for
-/// attention). All other tensors are saved as usual. Also saved are results that were written in
-/// place, results of operators that redistributed their inputs, and all tensors in activation
-/// checkpointing (while saved-tensor hooks are active).
+/// A tensor that an autograd node needs in backward. The result of an RMS norm or of silu_mul is
+/// recomputed in backward, once for all nodes that need the result (as Korthikanti et al. 2022 do
+/// for attention): the node of the norm or of silu_mul saves the inputs anyway. The result is saved
+/// only if it was written in place, if the operator redistributed inputs, or in activation
+/// checkpointing (while saved-tensor hooks are active). All other tensors are saved as usual.
 ///
 /// A recomputed tensor is bit-equal to the original. In a backward with create_graph, autograd
 /// records the recomputation.
@@ -65,9 +64,9 @@ class KeptTensor {
   explicit KeptTensor(const at::Tensor& tensor);
   /// Returns the saved tensor, recomputed if necessary. Throws libtorch's errors if the tensor, or
   /// an input of the recomputation, was written in place or released. `gradient`: the gradient of
-  /// the saved tensor, used only if takes_gradient() is true; undefined if not known yet.
+  /// the saved tensor, for takes_gradient(); undefined if not computed yet.
   at::Tensor unpack(const at::Tensor& gradient = {}) const;
-  /// Whether unpack(gradient) also computes the gradients of the recomputed operator's inputs.
+  /// Whether unpack(gradient) also runs the recomputed operator's backward on `gradient`.
   bool takes_gradient() const;
   /// Releases the saved tensor. The caller must know that no later backward runs the node that
   /// saved the tensor.

@@ -8,7 +8,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Rows of a fused parameter, which get the random numbers of a separate parameter of these rows.
+/// Rows of a fused parameter that are initialized as if the rows were a parameter of their own.
 struct RandomPart {
   std::uint64_t stream = 0;  ///< random stream of the separate parameter
   PartRows rows;

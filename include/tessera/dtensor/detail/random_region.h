@@ -23,8 +23,8 @@ namespace tessera::detail {
 /// The global elements that a local tensor contains, for which random numbers are drawn.
 struct RandomPlace {
   kernels::GlobalPlace elements;
-  /// The sizes of the local tensor. If `elements` splits dimensions of the tensor, the sizes after
-  /// the split, to which the local tensor is viewed before the fill.
+  /// The sizes of the local tensor. If `elements` splits dimensions of the tensor, `local_sizes`
+  /// are the split sizes, and fill_random() views the local tensor in these sizes.
   std::vector<std::int64_t> local_sizes;
   /// Whether this rank's elements differ from the elements of other ranks.
   bool is_part = false;
@@ -41,8 +41,8 @@ void fill_random(const at::Tensor& local, const RandomPlace& place,
 struct RandomCall {
   std::string_view name;  ///< name of the random operator, for messages
   at::Tensor tensor;      ///< the plain or distributed tensor to fill, or the input of dropout
-  /// The model's tensor that determines the sizes of the operator's result; undefined if the
-  /// program passed the sizes as numbers.
+  /// The tensor that determines the sizes of the operator's result, such as `self` of rand_like;
+  /// undefined if the program passed the sizes as numbers.
   at::Tensor source;
   /// Identifies this call of a random operator. The recomputation of a call has the same id.
   RandomKey id;
@@ -57,12 +57,12 @@ class BatchRows {
   /// Constructs the BatchRows of a forward on part `index` of `count` equal parts of the batch.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
-  /// Whether a BatchPart declares the numbers of batch rows. Otherwise, the sizes of the forward's
-  /// input determine the numbers of batch rows.
+  /// True if a BatchPart scope gives the numbers of batch rows, false if the sizes of the forward's
+  /// input give these numbers.
   bool is_given() const { return index_ >= 0; }
-  /// At the first call, the data-parallel ranks exchange their numbers of batch rows in CPU memory,
-  /// and the element-wise maximum of `values` over these ranks is returned. All ranks must pass
-  /// equally many values. Later calls return `values`. Collective.
+  /// The first call exchanges the numbers of batch rows between the data-parallel ranks, in CPU
+  /// memory, and also returns the element-wise maximum of `values` over these ranks. All ranks must
+  /// pass equally many values. Later calls only return `values`. Collective.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
   /// Converts indices in this rank's tensor (of sizes `sizes`) to indices in the tensor with all
@@ -84,9 +84,9 @@ class BatchRows {
 
 /// A part of a program, usually a model's forward, whose random numbers do not depend on the mesh:
 /// each rank draws the numbers of its own elements of the global tensors. In a region, at::
-/// operators on plain tensors also use the seed of manual_seed(). In a region of tensor
-/// parallelism, plain tensors are the same on every rank of a mesh. A recomputed forward
-/// (activation checkpointing) uses the region of the first forward.
+/// operators on plain tensors also use the seed of manual_seed(). In the region of a
+/// tensor-parallel module, plain tensors are the same on every rank of the module's mesh. A
+/// recomputed forward (activation checkpointing) uses the region of the first forward.
 class RandomRegion {
  public:
   /// Constructs a region inside `outer` (which may be nullptr). The region uses the BatchRows of
@@ -118,8 +118,8 @@ class RandomRegion {
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
   /// For each call of a random operator in the outermost region's forward: the global elements that
-  /// the call filled. A recomputation reads this map, because all inputs of a recomputed function
-  /// are leaves and do not show which global elements a call fills.
+  /// the call filled. A recomputation reads this map, because the detached inputs of a recomputed
+  /// function have no autograd history from which the elements could be found.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;

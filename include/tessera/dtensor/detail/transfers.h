@@ -26,8 +26,8 @@ comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
 /// Lets the gradient of `leaf` keep the layout that backward computes, such as Partial. The
 /// gradient is then not redistributed to the layout of the leaf, so that the caller can reduce many
-/// gradients together. Returns false, without effect, if an earlier call or use of the leaf has
-/// already fixed the gradient's layout. Not collective. Throws Error for a plain tensor.
+/// gradients together. Returns false, without effect, if an operator has already used the leaf, or
+/// for a second call. Not collective. Throws Error for a plain tensor.
 bool leave_gradient_pending(const at::Tensor& leaf);
 
 }  // namespace tessera

@@ -42,12 +42,12 @@ bool is_in_backward(const torch::autograd::Node* node);
 /// the order in which they were queued, and may queue functions. Throws outside of a backward.
 void queue_end_of_backward(std::function<void()> callback);
 
-// Functions that tell this library's gradient hooks from hooks of the program, call the hooks of a
-// tensor, or give a tensor the hooks of another tensor. libtorch has all hooks in one private list.
-// During a backward libtorch tells which node runs, but not whether the gradient formula of the
-// node or a hook of the node runs. A node belongs to the program if torch::autograd::Function made
-// it, in C++ or Python (also in this library), or if its class is neither libtorch's nor this
-// library's.
+// Functions that distinguish this library's gradient hooks from hooks of the program, call the
+// hooks of a tensor, or give a tensor the hooks of another tensor. libtorch has all hooks in one
+// private list. During a backward libtorch tells which node runs, but not whether the gradient
+// formula of the node or a hook of the node runs. A node belongs to the program if its class is a
+// torch::autograd::Function (C++ or Python, even one in this library), or is neither libtorch's nor
+// this library's.
 //
 // A hook is recognised as a C++ hook by its class's mangled name: libtorch does not export the type
 // information that dynamic_cast needs.

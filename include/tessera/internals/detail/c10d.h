@@ -67,7 +67,8 @@ using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 using GroupReduceOp = c10d::ReduceOp;
 
 // A Gloo process group, through c10d's ProcessGroupGloo. libtorch contains Gloo's symbols, but no
-// wheel contains its headers. Debian's headers (another version) are used only for names of types.
+// wheel contains Gloo's headers. Debian's headers are used, only for type names, so their version
+// does not matter.
 //
 // Canary: C10dGroupCanary, a test of libtorch itself.
 

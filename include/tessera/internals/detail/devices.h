@@ -13,9 +13,9 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Functions for devices of any type, for programs that do not link libtorch_cuda. When
-// libtorch_cuda is loaded, libtorch_cuda registers implementations in libtorch_cpu. The public
-// functions are only for CUDA, in c10_cuda.
+// Functions for devices of any type, for programs that do not link libtorch_cuda. The functions
+// reach a GPU through a registry in libtorch_cpu, which libtorch_cuda fills when it is loaded. The
+// public functions are only for CUDA, and programs would have to link c10_cuda.
 //
 // Canary: DevicesCanary, a test of libtorch itself.
 
@@ -62,8 +62,8 @@ c10::Allocator* cpu_allocator();
 /// because tensors can outlive main().
 void set_cpu_allocator(c10::Allocator* allocator);
 
-// libtorch's profiler of operators and kernels (Kineto), which torch.profiler uses in Python. In
-// C++ only the legacy profiler has a class.
+// libtorch's profiler of operators and kernels (Kineto), which torch.profiler uses in Python.
+// libtorch has a public C++ class only for the legacy profiler.
 //
 // Canary: KernelProfilerCanary, a test of libtorch itself.
 

@@ -21,9 +21,9 @@ namespace tessera::detail {
 // is no public way to add a key to libtorch's enum. PrivateUse1, the public extension key, is for a
 // device, and has a lower priority than the keys that Tessera uses.
 //
-// The order of keys decides which key handles a call first. Up to libtorch 2.14 Fake is below
-// Python's keys, from 2.15 above Python's keys; all are below autograd and above the backends.
-// libtorch uses Fake for fake tensors, whose kernels exist only in Python.
+// The order of keys decides which key handles a call first. Fake, the key of distributed tensors,
+// is below autograd and above the backends. Python's keys are above Fake up to libtorch 2.14, and
+// below from 2.15. libtorch uses Fake for fake tensors, whose kernels exist only in Python.
 //
 // Canary: LentKeysCanary, a test of libtorch itself.
 
@@ -31,9 +31,9 @@ namespace tessera::detail {
 /// tensor, and above the backends.
 inline constexpr auto kDistributedKey = c10::DispatchKey::TESSERA_DISTRIBUTED_KEY;
 
-/// The dispatch key of random operators in a RandomRegion. The key is above autograd, where a
-/// tensor still has its autograd graph. Only random operators have kernels for the key, so other
-/// operators do not become slower.
+/// The dispatch key of random operators in a RandomRegion. Kernels of the key run before autograd's
+/// kernels, so a tensor still has its grad_fn. Only random operators have kernels for the key, so
+/// other operators do not become slower.
 inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
 
 /// The dispatch key of a FakeMode. The key is below the key of distributed tensors, so that the

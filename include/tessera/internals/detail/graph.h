@@ -120,9 +120,9 @@ using torch::autograd::SavedVariableHooks;
 bool hooks_keep_tensors();
 
 // The node of a leaf tensor in autograd's graph (AccumulateGrad), which adds a gradient to `.grad`
-// of the leaf. With OpenGradient, a node can add to `.grad` of the leaf directly, under the lock of
-// the leaf's node. FSDP replaces the node of a parameter, because the graph contains the gathered
-// tensor and not the parameter. There is no public way to get or set the node of a leaf.
+// of the leaf. With OpenGradient, a node can add to `.grad` directly, under the lock of the leaf's
+// node. FSDP replaces the node of a parameter, so that a backward can return the parameter's
+// gradient although the graph has only the gathered tensor. The node is not public.
 //
 // Up to libtorch 2.12 the node is owned by shared_ptr, from 2.13 by intrusive_ptr. The leaf has
 // only a weak pointer to its node, and makes a node if there is none.
@@ -153,15 +153,15 @@ using WeakNodePtr = std::weak_ptr<Node>;
 using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 #endif
 
-/// Gives a node access to `.grad` of the leaf that gets the node's gradient. The node can add its
-/// result to `.grad` directly and return an undefined gradient. If tensor() is defined, the
-/// OpenGradient locks the leaf's node.
+/// Lets a node add a gradient directly to `.grad` of the leaf that gets the gradient. The node then
+/// returns an undefined gradient, so that autograd does not add the gradient a second time. If
+/// tensor() is defined, the OpenGradient locks the leaf's node.
 class OpenGradient {
  public:
   /// `node`, which runs on this thread, returns a gradient for `edge`. tensor() is undefined in
-  /// these cases: the backward returns gradients or is recorded (create_graph); `edge` leads to no
-  /// leaf; the leaf has no `.grad`, or belongs to another stream than `node`; the program has added
-  /// hooks to the leaf.
+  /// these cases: the backward has create_graph or `inputs`, or is torch::autograd::grad(); `edge`
+  /// leads to no leaf; the leaf has no `.grad`; the leaf's node runs on another stream than `node`;
+  /// the program has added hooks to the leaf.
   OpenGradient(Node& node, const Edge& edge);
   /// Returns `.grad` of the leaf; an undefined tensor if the node must not add to `.grad`.
   const at::Tensor& tensor() const { return tensor_; }
@@ -187,9 +187,9 @@ inline std::uint64_t take_sequence_number() {
 }
 
 // install_engine() replaces autograd's engine by one that calls two functions of Tessera. The first
-// chooses saved-tensor hooks for a tensor that is saved for backward: libtorch's stack of hooks
-// accepts only Python objects, and in C++ libtorch asks the engine instead. The second finds the
-// gradient of an FSDP parameter, which the graph contains as another tensor.
+// chooses saved-tensor hooks: libtorch's stack of hooks accepts only Python objects, but C++ can
+// override Engine::get_default_saved_variable_hooks(). The second computes the gradient of an FSDP
+// parameter, because the graph has the gathered tensor in the parameter's place.
 //
 // set_default_engine_stub, which libtorch uses for Python's engine, replaces the process's engine.
 //

@@ -48,9 +48,9 @@ bool has_onednn();
 void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, float beta,
                     float alpha);
 
-// take_result() converts the results on the stack of a boxed kernel to typed results, for kernels
-// that are also called unboxed. libtorch's KernelFunction does the same for kernels that are
-// registered as boxed, and does not export the conversion.
+// take_result() converts the results of a boxed kernel, which are on a stack, to a typed result. So
+// a typed (unboxed) function can call a boxed kernel. libtorch's KernelFunction does the same for
+// kernels that are registered as boxed, but does not export the conversion.
 //
 // Canary: UnboxedCallCanary, a test of libtorch itself.
 

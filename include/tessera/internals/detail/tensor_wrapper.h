@@ -66,8 +66,8 @@ class TensorWrapper : public c10::TensorImpl {
   /// wrapper shares the version counter of `inner`.
   ///
   /// TensorImpl's constructor would allocate a version counter if the dispatch keys included
-  /// autograd's keys; this constructor adds these keys later. TensorImpl only reads the device of
-  /// `storage`, so the reference count of `storage` does not change.
+  /// autograd's keys, so these keys are added afterwards. TensorImpl's constructor only borrows
+  /// `storage`, to read its device, so the reference count of `storage` does not change.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                    inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
@@ -160,8 +160,8 @@ inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
 }
 
 /// For a write to a view, makes autograd replay the view operators instead of using as_strided,
-/// which needs memory and so does not work for wrappers. The replay is a thread-local setting.
-/// libtorch's guards reset this setting.
+/// which needs memory and so does not work for wrappers. The setting is thread-local. Guards of
+/// libtorch reset the setting, so call replay_views() again before each use.
 void replay_views();
 
 // A placeholder tensor, which can be stored but not read. Every operator on a placeholder reaches

@@ -42,8 +42,8 @@ inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other
 }
 
 // An alias is another tensor with the same memory, sizes and version counter, without autograd
-// state. Tensor::detach() is an operator that modes see, and makes a view; variable_data() makes a
-// tensor with a separate version counter.
+// state. Tensor::detach() is unsuitable, because modes see the operator and the result is a view.
+// variable_data() is unsuitable, because the result has a separate version counter.
 //
 // Canary: AliasTensorCanary, a test of libtorch itself.
 
@@ -113,9 +113,9 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
 }
 
-// A function that would return its argument returns a view of the whole argument instead, if the
-// result must be another at::Tensor. Such a view must not be changed in place.
-// torch::autograd::Function uses the same kind of view, but does not export the function.
+// guarded_view() is for a function whose result equals its argument but must be a new at::Tensor.
+// The result is a view of the whole argument, and must not be changed in place.
+// torch::autograd::Function makes the same kind of view, but libtorch does not export the function.
 //
 // Canary: GuardedViewCanary, a test of libtorch itself.
 
@@ -129,7 +129,7 @@ at::Tensor guarded_view(const at::Tensor& tensor);
 // that counts as a write, and set_data(), which replaces the tensor's state. Tessera's functions do
 // not change version counters, so that autograd accepts tensors that were saved for backward.
 //
-// From 2.15 a storage can materialise its data on access; these functions set ordinary memory.
+// From 2.15 a storage can create its data on first access; these functions set ordinary memory.
 //
 // Canary: MemoryUnderTensorsCanary, a test of libtorch itself.
 

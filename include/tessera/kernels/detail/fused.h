@@ -74,14 +74,14 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
 /// Returns the gradient of a shard of an embedding table; the shard has `rows` rows. The gradients
-/// of all tokens with equal indices are added in the order of `indices`, in fp32 (fp64 for fp64),
-/// so the result has the same bits for every number of threads. CUDA kernels add partial sums,
-/// whose terms depend only on the indices.
+/// of all tokens with equal indices are added in the order of `indices`, in fp32 (in fp64 if `grad`
+/// is fp64), so the result has the same bits for every number of threads. On CUDA the sums are
+/// split in a way that depends only on the indices, so every run gives the same bits.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 
-// FP8 (float8_e4m3fn) matrix products of a linear layer. The matrices are quantised with one scale,
-// a power of two, for each row or column along which the product sums.
+// FP8 (float8_e4m3fn) matrix products of a linear layer. A matrix is quantised with scales that are
+// powers of two: one scale for each row, or one scale for each column.
 
 /// A matrix in fp8: row i is scales[i] * values[i].
 struct Fp8Rows {
@@ -97,9 +97,9 @@ struct Fp8Rows {
 ///
 ///   |x - scale * value| <= max(2^-4 |x|, 2^-10 scale),
 ///
-/// and the rounding of elements of 2^-6 scale or more does not depend on the scale. Quantising the
-/// result again changes nothing. Rows of zeros stay zeros. float8_e4m3fn has no infinity: the fp8
-/// values of a row with a NaN or an infinity are all NaN.
+/// and the rounding does not depend on the scale if |x| >= 2^-6 scale (normal fp8 numbers).
+/// Quantising the result again changes nothing. Rows of zeros stay zeros. float8_e4m3fn has no
+/// infinity: the fp8 values of a row with a NaN or an infinity are all NaN.
 Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 
 /// The three matrix products of a linear layer. On CUDA the functions use at::_scaled_mm with a
@@ -112,8 +112,8 @@ Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 /// Computes x * weight^T: (..., in), (out, in) -> (..., out). Each row of x and of weight has a
 /// scale.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
-/// Computes grad * weight (matrices): (..., out), (out, in) -> (..., in). The weight is quantised
-/// as by fp8_linear(). grad times the scales of the weight's rows is quantised by rows.
+/// Computes grad * weight (matrices): (..., out), (out, in) -> (..., in). Quantises the weight like
+/// fp8_linear(), multiplies grad by the weight's row scales, then quantises grad's rows.
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
 /// Computes grad^T * x: (..., out), (..., in) -> (out, in). Quantises grad and x to FP8 with a
 /// scale for each column, computed from the rows of this rank only.

@@ -27,10 +27,10 @@ void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& 
 bool has_norm_kernels(const std::vector<at::Tensor>& tensors, c10::Device device);
 
 /// Returns two fp64 sums of squares: over `owned`, which the caller must add over the ranks, and
-/// over `plain`, the tensors that every rank has. If a tensor in `plain` or `copies` (tensors that
-/// another rank passes as `owned`) has a NaN or infinite value, the first sum is NaN or infinite,
-/// too. The bits of the sums depend only on values and sizes. A hundred tensors of one type take
-/// two launches.
+/// over `plain`, the tensors that every rank has. `copies`, the tensors that another rank passes as
+/// `owned`, are not added. But a NaN or infinity in `plain` or `copies` makes the first sum NaN or
+/// infinite. The bits of the sums depend only on values and sizes. A hundred tensors of one type
+/// take two launches.
 at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& plain,
                            const std::vector<at::Tensor>& copies, c10::Device device);
