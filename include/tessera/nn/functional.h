@@ -147,7 +147,7 @@ struct CausalAttentionOptions {
   /// Number of positions that a query sees, including the query's own position; 0: all positions.
   std::int64_t window = 0;
   DocumentsPtr documents{};  ///< boundaries of packed documents; nullptr: whole sequences
-  double dropout = 0;        ///< dropout probability; above 0, attention makes a mask for a window
+  double dropout = 0;        ///< above 0, attention makes a mask for `window` or `documents`
 };
 
 /// Computes causal attention, with an optional window and packed documents. q: (batch, heads,

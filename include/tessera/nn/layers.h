@@ -59,20 +59,20 @@ class Linear : public Module<Linear>,
   std::int64_t out_features_;
 };
 
-/// Calls each of `linears` with x, in order. Backward adds the Linears' gradients of x in place,
-/// unless a module has an adapter, is checkpointed, computes in fp8, or got a product from
-/// set_product() without `together`. The exceptions and collectives are those of separate calls.
-/// The gradients differ from those of separate calls only by the order of additions.
+/// Calls each of `linears` with x, in order. Backward adds the gradients of x from all Linears in
+/// place, except if a Linear has an adapter, is checkpointed, computes in fp8, or has a product
+/// that was set without `together` (set_product()). Exceptions and collectives are those of
+/// separate calls. Only the order of additions of gradients differs.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<std::reference_wrapper<Linear>>& linears);
 
 /// Looks up rows of a table: indices (...) int64 -> (..., embedding_dim). weight: (num_embeddings,
 /// embedding_dim), initially normal(0, 1).
 ///
-/// With a distributed weight the result is distributed on the same mesh. Weight Shard(0), sharded
-/// over the vocabulary, gives Partial: each rank contributes the rows of its shard, and zeros for
-/// other rows. Weight Shard(1) gives Shard(-1). forward does not communicate, and throws Error for
-/// the arguments that nn::embedding refuses. See nn::embedding for the gradient.
+/// With a distributed weight the result is distributed on the same mesh. A weight with Shard(0) (a
+/// split vocabulary) gives a Partial result: each rank contributes the rows of its shard, and zeros
+/// for other rows. A weight with Shard(1) gives a result with Shard(-1). forward does not
+/// communicate, and throws the Errors of nn::embedding. See nn::embedding for the gradient.
 class Embedding : public Module<Embedding> {
  public:
   Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim);
@@ -168,8 +168,8 @@ class Dropout : public Module<Dropout>, public detail::DropoutState {
   /// The constructor throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
   /// Throws Error if x is Partial, or if x is plain and its position in the global tensor is
-  /// unknown. Also throws if this module has neither a key nor a name: a module that another module
-  /// calls, but that is not registered, has no name.
+  /// unknown. Also throws if this Dropout has neither a key nor a name. A Dropout has no name if
+  /// another module calls the Dropout without having registered it as a child.
   at::Tensor forward(const at::Tensor& x);
   void set_key(RandomKey key) { key_ = key; }
 
@@ -248,13 +248,14 @@ struct Fp8Options {
 /// Experimental, until a GPU shows a speed-up of at least 1.15 at hidden size 4096.
 ///
 /// Makes the Linears below `module`, including FusedLinears, compute their matrix products in
-/// float8_e4m3fn: forward, the input's gradient and the weight's gradient. Each row along which a
-/// matrix product sums has its own scale (docs/fp8.md has error bounds). Parameters keep their type
-/// in files and in the optimizer. Call convert_to_fp8() before apply_lora (the adapters' matrices
-/// are not converted), parallelize_module and fully_shard.
+/// float8_e4m3fn: forward, the input's gradient and the weight's gradient. Each row of the first
+/// matrix and each column of the second matrix of a product has its own scale (docs/fp8.md has
+/// error bounds). Parameters keep their type in files and in the optimizer. Call convert_to_fp8()
+/// before apply_lora (the adapters' matrices are not converted), parallelize_module and
+/// fully_shard.
 ///
-/// On a GPU the computation type must be bf16. A Linear whose matrix product is fused with another
-/// operation (Linear::forward with a function) is computed by that function in its own type.
+/// On a GPU the computation type must be bf16. If a matrix product is fused with another operation
+/// (Linear::forward with a function), the function computes the product in the function's type.
 ///
 /// Not collective; every rank must convert the same Linears. Throws Error, before anything is
 /// changed, for a pattern that matches no Linear, for a Linear that is already converted or has an
@@ -285,9 +286,9 @@ struct LoraOptions {
 /// Linears of experts (GroupedLinear) get an A and a B for each expert, (experts, rank, in) and
 /// (experts, out, rank), which apply_expert_parallel() splits like the weights.
 ///
-/// init_weights fills A like a Linear's weight (Kaiming-uniform) and B with zeros; initialiser
-/// tables of parent modules do not apply. After the weights have been loaded, init_unfilled() fills
-/// A and B with these values. An FSDP unit reduces only the adapters' gradients.
+/// init_weights fills A like a Linear's weight (Kaiming-uniform) and B with zeros. A table of
+/// nn::Initializers in a parent module does not apply to A and B. If the model's weights were
+/// loaded, call init_unfilled() to fill A and B. An FSDP unit reduces only the adapters' gradients.
 ///
 /// Not collective. Throws Error, before anything is changed, for a rank below 1, a dropout outside
 /// [0, 1), a pattern that matches no Linear or GroupedLinear, and a match that already has an
@@ -298,7 +299,7 @@ void apply_lora(ModuleBase& module, const LoraOptions& options);
 /// Outside of training the model's results do not change. Call merge_lora() before
 /// save_hugging_face. Collective if parameters are distributed: A and B are gathered on every rank,
 /// one Linear after another. Throws Error for a model without adapters, for uninitialized
-/// parameters, and for weights that FSDP has gathered.
+/// parameters, and while an FSDP unit with such a weight is gathered.
 void merge_lora(ModuleBase& module);
 
 }  // namespace tessera::nn

@@ -34,8 +34,8 @@ class Module;
 
 namespace detail {
 
-// TwoForwards derives from M and OtherForward. If M has a member `forward` (also a template or
-// overload), the name TwoForwards::forward is ambiguous. HasForward tests for the ambiguity.
+// HasForward tests whether M has a member `forward` (also a template or overload). TwoForwards
+// derives from M and OtherForward: if M has the member, TwoForwards::forward is ambiguous.
 struct OtherForward {
   int forward;
 };
@@ -51,8 +51,8 @@ struct RunningCall {
   const ModuleBase* outermost = nullptr;
 };
 
-/// Objects that are attached to a module, at most one per type. FSDP, for example, attaches its
-/// unit.
+/// Objects that are attached to a module, at most one per type. For example, FSDP attaches an
+/// object that represents the module's FSDP unit.
 class Attachments {
  public:
   template <class T>
@@ -80,11 +80,11 @@ using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
 /// Pairs of a parameter's name (or FQN) and its ParameterSlot, in order of registration.
 using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 
-/// A torch::nn::Module with hooks around forward. Its parameters are in slots (ParameterSlot), so
-/// that FSDP and tensor parallelism can replace their tensors. Derive your own modules from
-/// Module<Derived>. Thread safety: one thread at a time.
+/// A torch::nn::Module with hooks around forward. The module's parameters are in slots
+/// (ParameterSlot), so that FSDP and tensor parallelism can replace the parameters' tensors. Derive
+/// your own modules from Module<Derived>. Thread safety: one thread at a time.
 ///
-/// A module can't be copied, because its slots point to the module. Construct a second module and
+/// A module can't be copied, because the slots point to the module. Construct a second module and
 /// copy the values.
 class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera::detail::NoCopy {
  public:
@@ -101,10 +101,10 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// throws. Hooks of this kind run in reverse order of registration, and must not throw.
   void add_always_hook(std::function<void()> hook, HookedCalls calls = HookedCalls::kForward);
 
-  /// Runs every call of this module as an activation checkpoint(). The checkpointed region has
-  /// forward and the hooks added so far (those of tensor parallelism); the recomputation runs these
-  /// hooks again. Hooks added later (FSDP's) are outside of the region and run once per call. A
-  /// second call of this function throws Error.
+  /// Runs every call of this module as an activation checkpoint(). The checkpointed region covers
+  /// forward and the hooks that were added before (those of tensor parallelism); the recomputation
+  /// runs these hooks again. Hooks that are added later (FSDP's) are outside of the region and run
+  /// once per call. A second checkpoint_calls() throws Error.
   void checkpoint_calls(CheckpointOptions options);
   bool checkpoints_calls() const { return checkpointed_ != nullptr; }
 
@@ -118,8 +118,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   NamedSlots named_slots() const;
   /// Returns the buffers of this module and of modules below it, each once, with the first FQN.
   NamedSlots named_buffer_slots() const;
-  /// Returns the longest FQN of this module that named_slots() or an outermost module call has
-  /// found. Returns nullopt before the first such call on this module or on a module above.
+  /// Returns the FQN of this module in the outermost module on which named_slots() was called or
+  /// whose call reached this module. Returns nullopt before the first such call.
   const std::optional<std::string>& fqn() const { return fqn_; }
   /// Returns the ParameterSlot of this module's own parameter `name`. Throws Error, with a list of
   /// the names, if there is no such parameter.
@@ -129,9 +129,9 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   void tie_slot(const std::string& name, const SlotPtr& slot);
 
   /// Fills this module's own parameters and buffers with initial values. init_weights() calls
-  /// reset_parameters() of every module, parents first, when the parameters are already sharded. A
-  /// module can also fill the parameters of the modules that it contains. Each parameter is filled
-  /// once, by the outermost module that fills it.
+  /// reset_parameters() of every module, parents first, after the parameters were sharded. A module
+  /// can also fill the parameters of the modules that it contains. If several
+  /// modules fill one parameter, the outermost of these modules determines the values.
   virtual void reset_parameters(const InitContext& init);
 
   /// Converts parameters and buffers like to() of torch::nn::Module, but only floating-point
@@ -180,13 +180,14 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// added its own name.
   [[noreturn]] void rethrow_named() const;
   /// Checks a call that has returned a tensor on the meta device. Throws Error if no input was on
-  /// the meta device: forward then has used a meta tensor that the constructor saved.
+  /// the meta device: forward then used a meta tensor that the constructor made but did not
+  /// register.
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
   /// An object that exists during a module call. A thread's outermost call throws Error if the
   /// module, or a module below it, has a parameter without a ParameterSlot, or an uninitialized
-  /// parameter or buffer. An inner call throws Error for a module with trainable parameters that
-  /// register_module has never registered.
+  /// parameter or buffer. An inner call throws Error if its module has trainable parameters and was
+  /// never registered with register_module.
   class CallScope : tessera::detail::NoCopy {
    public:
     explicit CallScope(ModuleBase& module);
@@ -213,8 +214,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
 
   /// A function that stores the new tensor of a ParameterSlot in a member of a libtorch module.
   using Follow = std::function<void(const at::Tensor& tensor)>;
-  /// The objects to update when the tensor of a ParameterSlot is replaced: the parameter's handles,
-  /// and the member of a libtorch module.
+  /// The objects to update when the tensor of a ParameterSlot is replaced: the pointer that the
+  /// parameter's nn::Parameter objects share, and the member of a libtorch module.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
     Follow follow;
@@ -284,8 +285,8 @@ class Module : public ModuleBase {
     }
   }
 
-  /// Calls `method(arguments...)`, which must call a method of this module, and runs the hooks for
-  /// HookedCalls::kEveryMethod before and after the method. Arguments are copied.
+  /// Calls `method(arguments...)`, which must call a method of this module. The hooks that were
+  /// added with HookedCalls::kEveryMethod run before and after the method. Arguments are copied.
   /// fsdp::register_forward_method uses call_method().
   template <class Method, class... Args>
   auto call_method(const Method& method, Args&&... args) {
@@ -330,8 +331,8 @@ class Module : public ModuleBase {
 
   template <class... Values>
   auto call_checkpointed(Values&... values) {
-    // The lambda keeps the module alive: the autograd graph, which has the lambda, can outlive all
-    // other handles of the module.
+    // The lambda keeps the module alive, because the autograd graph, which stores the lambda, can
+    // exist longer than all other pointers to the module.
     const auto region = [this, alive = this->weak_from_this().lock()](auto&... inputs) {
       const auto body = [this](auto&... arguments) { return this->call_forward(arguments...); };
       auto arguments = std::tie(inputs...);
@@ -374,8 +375,8 @@ namespace detail {
 
 /// Options of visit_modules(): the order of modules, repeated visits, and the modules to skip.
 struct ModuleWalk {
-  /// Whether a module that is registered several times is visited once for each of its FQNs;
-  /// otherwise the module is visited only once, with the first FQN.
+  /// If true, a module that is registered several times is visited under each of its FQNs. If
+  /// false, the module is visited once, under the first FQN.
   bool every_place = false;
   /// Whether children are visited before their parent.
   bool children_first = false;
@@ -435,14 +436,14 @@ void visit_modules(const torch::nn::Module& root, const Visit& visit,
 /// changed, for a pattern that matches no parameter.
 void freeze(ModuleBase& module, const std::vector<std::string>& patterns);
 
-/// Distributes every parameter and buffer of `module` and of the modules below it. `partition` is
-/// called once for each module, parents first, with its FQN ("" for the root), and calls
-/// distribute_parameter() for the module's own slots. Parameters that are plain after the call of
-/// `partition` become replicated. `input` runs before every call of the root module with the
-/// tensors in the arguments, `output` after every call with the tensors in the result. Both may
-/// replace these tensors. Not collective: the values must be equal on every rank, and each rank
-/// stores only its shard. Throws Error for a module that was distributed before, and for a child
-/// with parameters that is not a ModuleBase. Like PyTorch's distribute_module.
+/// Distributes every parameter and buffer of `module` and of the modules below it. The caller's
+/// function `partition` is called once for each module, parents first, with the module's FQN (""
+/// for the root), and can call distribute_parameter() for the module's own slots. Parameters that
+/// are then still plain become replicated. Before every call of the root module, `input` is called
+/// with the tensors in the arguments; after the call, `output` is called with the tensors in the
+/// result. Both may replace these tensors. Not collective: the values must be equal on every rank,
+/// and each rank stores only its shard. Throws Error for a module that was distributed before, and
+/// for a child with parameters that is not a ModuleBase. Like PyTorch's distribute_module.
 void distribute_module(
     ModuleBase& module, const DeviceMesh& mesh,
     const std::function<void(const std::string& name, ModuleBase& module, const DeviceMesh& mesh)>&
@@ -568,16 +569,15 @@ class Child {
 ///
 /// Names and patterns are split at the dots, and each segment is compared with one segment. In a
 /// segment:
-///   *       any number of characters, also none    "layers.*.w" matches "layers.10.w", not
-///     "layers.0.mlp.w"
-///   ?       one character                "layers.?.w" matches "layers.3.w"
-///   [qkv]   one of these characters      "attn.[qkv]_proj" matches "attn.q_proj"
-///   [0-9]   one of this range            "layers.[0-3]" matches "layers.2"
-///   [!0-9]  one that is not of these     also written [^0-9]
-///   **      as a whole segment: any number of segments, also none.
+///   *       zero or more characters           "layers.*.w" matches "layers.10.w"
+///   ?       one character                     "layers.?.w" matches "layers.3.w"
+///   [qkv]   one of the listed characters      "attn.[qkv]_proj" matches "attn.q_proj"
+///   [0-9]   one character of the range        "layers.[0-3]" matches "layers.2"
+///   [!0-9]  one character not of the range    "layers.[!0-3]" and "layers.[^0-3]" match "layers.4"
+///   **      zero or more segments (the whole segment must be "**"):
 ///           "layers.**.w" matches "layers.w" and "layers.0.mlp.w"; "**" matches every name
 /// Every other character matches itself, and so does a '[' without a ']'. A ']' directly after the
-/// '[' is one of the set's characters. There is no escape character, since module names contain
+/// '[' is one of the listed characters. There is no escape character, since module names contain
 /// none of the special characters. "" is the name of the root module: the patterns "" and "**"
 /// match this name, "*" does not.
 ///

@@ -33,11 +33,10 @@ class SlotState : tessera::detail::NoCopy {
   /// parameter remains uninitialized.
   void swap(at::Tensor tensor);
   bool has_persistent() const { return persistent_.defined(); }
-  /// For FSDP: makes `tensor` the result of persistent(). Later calls of swap() change only get().
+  /// For FSDP: sets the tensor of persistent(). Later calls of swap() change only that of get().
   void set_persistent(at::Tensor tensor);
-  /// Whether the tensor is initialized. The values can come from init_weights, a load, the caller
-  /// of the constructor, or an in-place operator (found by autograd's version counter). swap() does
-  /// not change this state.
+  /// Whether the tensor is initialized: by init_weights, a load, the caller of the constructor, or
+  /// an in-place write, which autograd's version counter shows. swap() does not change this state.
   bool initialized() const;
   void set_initialized(bool initialized);
   const std::vector<Owner>& owners() const { return owners_; }
@@ -60,7 +59,7 @@ class SlotState : tessera::detail::NoCopy {
   void remove_owner(const ModuleBase* module, const std::string& name);
 
   bool initialized_;
-  /// The tensor's version counter when the tensor was uninitialized.
+  /// The version counter of the uninitialized tensor: a larger value shows an in-place write.
   std::uint64_t unfilled_version_ = 0;
   std::vector<Owner> owners_;
 };
@@ -92,9 +91,8 @@ class ParameterSlot : public detail::SlotState {
   /// before the first call of named_slots().
   const std::string& fqn() const { return fqn_; }
 
-  /// For experts and pipeline stages: returns a mesh along which ranks have different parameters
-  /// under this name. If the mesh is undefined, other slices of the root mesh have copies of the
-  /// parameter.
+  /// For experts and pipeline stages: returns the mesh along which ranks have unrelated parameters
+  /// with the same name. If the mesh is undefined, other slices of the root mesh have copies.
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
@@ -114,8 +112,8 @@ class Parameter {
   explicit Parameter(SlotPtr slot) : slot_(std::make_shared<SlotPtr>(std::move(slot))) {}
   Parameter(const Parameter&) = default;
   Parameter& operator=(Parameter&&) = default;
-  // Deleted because `head->weight = embed->weight` would not tie the weights. The compiler prints
-  // the next line, whose comment shows the right call:
+  // Deleted because `head->weight = embed->weight` would not tie the weights. The compiler's error
+  // message shows the next line, whose comment has the right call:
   Parameter& operator=(const Parameter&) = delete;  // tie_slot("weight", other.slot("weight"))
 
   operator const at::Tensor&() const { return get(); }

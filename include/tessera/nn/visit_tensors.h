@@ -18,8 +18,8 @@ namespace tessera::nn {
 
 namespace detail::user {
 
-// This declaration hides all other functions with the name visit_tensors. The compiler then finds
-// only the overloads in the namespace of the visited type.
+// This declaration hides the functions named visit_tensors of outer namespaces. The compiler then
+// finds only the overloads in the namespace of the visited type (argument-dependent lookup).
 void visit_tensors() = delete;
 
 template <class T, class Visit>

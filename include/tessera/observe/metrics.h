@@ -16,9 +16,9 @@ class World;
 
 namespace tessera::observe {
 
-/// FLOPs per token of forward and backward, not counting recomputation.
+/// FLOPs per token of forward and backward, without recomputation, by torchtitan's formula.
 struct ModelFlops {
-  double per_token = 0;         ///< FLOPs by torchtitan: 6 (N - N_embedding) + 12 L hidden S
+  double per_token = 0;         ///< 6 (parameters - embedding) + 12 layers * hidden * sequence
   double per_token_causal = 0;  ///< like per_token, without the masked half of attention
 };
 /// The FLOPs per token of a decoder model with `layers` layers. `hidden` is heads * head_dim.
@@ -38,7 +38,7 @@ std::optional<double> peak_flops(const std::string& device_name,
 // Functions that return properties of the device of this process. `device_type` is "cpu" or "cuda".
 // Not collective; thread safe.
 
-/// Returns the name of the (current) device; "" if unknown.
+/// Returns the name of the current CUDA device, or of the CPU; "" if unknown.
 std::string device_name(const std::string& device_type);
 
 /// Returns the compute capability of the current CUDA device: 89 for 8.9; 0 if unknown.
@@ -64,18 +64,18 @@ MemoryUse take_memory_use(const std::string& device_type);
 void count_tensor_memory();
 
 /// Measures a device's FLOP/s by multiplying square matrices in `type`. The result is the peak rate
-/// for MFU on a CPU and on devices that peak_flops() does not know. Returns the mean over the ranks
-/// of the median of several windows. All ranks compute at the same time, so that the ranks of one
-/// machine share its cores as in training. The measurement takes about a second and draws no random
-/// numbers. Collective over `world`; the result is the same on all ranks.
+/// for MFU on a CPU and on devices that peak_flops() does not know. Each rank takes the median of
+/// several measurements, and the result is the mean of these medians. All ranks compute at the same
+/// time, so that the ranks of one machine share its cores as in training. Takes about a second and
+/// draws no random numbers. Collective over `world`; the result is the same on all ranks.
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of a model's experts in one training step. Losses are means over micro-batches.
 struct ExpertMetrics {
   double load_balancing_loss = 0;  ///< load-balancing loss, not multiplied by its coefficient
   double z_loss = 0;               ///< router z-loss, not multiplied by its coefficient
-  /// The largest number of tokens of an expert, divided by the mean number of tokens per expert, in
-  /// the layer with the largest quotient.
+  /// The largest number of tokens of an expert, divided by the mean number of tokens per expert,
+  /// for the layer in which this ratio is largest.
   double largest_over_mean = 0;
 };
 

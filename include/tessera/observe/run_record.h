@@ -17,9 +17,9 @@ namespace tessera::observe {
 
 /// Returns how each parameter of a module is distributed, as seen from this rank, in the order of
 /// registration of the parameters: [{name, sizes, placements, local_sizes, local_bytes}]. The
-/// placements are written "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor; "[3:m0 x 2]" for
-/// a layout that no list of placements describes. For a parameter that FSDP manages, the entry
-/// describes the FSDP shard. Not collective.
+/// placements are written "dp: Shard(0), tp: Replicate()", or "-" for a plain tensor. A layout that
+/// no list of placements describes is written like "[3:m0 x 2]": 3 blocks of 2 rows, and the blocks
+/// are split over mesh dimension 0. For an FSDP parameter, describes the shard. Not collective.
 nlohmann::ordered_json sharding_table(const nn::ModuleBase& module);
 
 /// Writes the description of a run as JSON: title, configuration {name: value}, and the

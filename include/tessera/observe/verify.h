@@ -16,9 +16,9 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// A function that runs one step with a module and returns the loss, a scalar on which verify()
-/// calls backward. For an inference-only model, the function returns a result of any sizes that was
-/// computed without gradients.
+/// A function that runs one step with a module and returns the loss, a scalar. verify() calls
+/// backward on the loss. For inference, the function instead returns a tensor of any sizes that was
+/// computed without gradients, and verify() runs no backward.
 using VerifyStep = std::function<at::Tensor(nn::ModuleBase& module)>;
 
 /// Options of verify().
@@ -27,10 +27,11 @@ struct VerifyOptions {
   /// replicas. The gradient on the mesh must equal the mean, over these dimensions, of the one-rank
   /// gradients.
   std::vector<std::string> batch_dims{};
-  /// Whether, in a step, the parallel module computes only this rank's samples while the reference
-  /// computes all samples. Necessary for context parallelism, for experts that get tokens of other
-  /// ranks, and for a loss or statistic of the whole batch. If true, verify() compares the
-  /// gradients and the mean of the loss over `batch_dims`, but no outputs.
+  /// If true, a step of the parallel module computes only this rank's samples, while a step of the
+  /// reference computes the samples of all ranks. Needed if other ranks' samples influence a
+  /// result: with context parallelism, auxiliary losses of experts, or a statistic of the whole
+  /// batch. verify() then compares the gradients and the mean of the loss over `batch_dims`, but no
+  /// outputs.
   bool splits_samples = false;
   /// The least precise dtype in which the parallel module computes or reduces. Required if this
   /// dtype is less precise than the dtype of the reference's parameters.
@@ -45,8 +46,8 @@ struct VerifyDifference {
 
 /// The result of verify(), equal on every rank.
 struct VerifyReport {
-  /// Module outputs that differ from the reference, in the order in which the reference's module
-  /// calls end. All earlier outputs are equal.
+  /// Module outputs that differ from the reference, in the order in which the calls of the
+  /// reference's modules end. All outputs before the first entry are equal.
   std::vector<VerifyDifference> outputs{};
   std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in backward's order
   /// A line that names the weights that differ between ranks. If this line is not empty, nothing
@@ -54,11 +55,11 @@ struct VerifyReport {
   std::string weights{};
   std::size_t modules = 0;     ///< number of modules whose outputs were compared
   std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
-  /// The largest difference within the tolerance, divided by the largest value of all outputs (for
-  /// gradients: of all gradients).
+  /// The largest difference of a value that passed, divided by the largest value of all outputs
+  /// (for gradients: of all gradients).
   double largest = 0;
-  /// The module to inspect for the cause of the first entry in `outputs`: the module of the entry
-  /// or, if this module's input already differs, the module that calls this module.
+  /// The module in which to search for the cause of the first entry in `outputs`: the entry's
+  /// module or, if the input of the entry's module already differs, the caller of this module.
   std::string cause{};
 
   /// Whether verify() found no difference.
@@ -75,14 +76,15 @@ struct VerifyReport {
 /// gradient. An error in a tensor-parallel plan or in the model's code appears as the first output
 /// or gradient that differs from that of one rank. See docs/verify.md.
 ///
-/// `reference`: a second instance of the same class with the same options, not parallelized,
-/// perhaps on the meta device. verify() copies the weights, buffers and train or eval modes of
-/// `module` to `reference`, which computes in the dtype of its own parameters and cannot be used
-/// afterwards. verify() runs `reference` three times. Two of these runs use weights that are
-/// perturbed by rounding, to measure the differences that rounding can cause. `mesh`: all ranks of
-/// the run. `step` must do the same at each call; the random number generators start from the same
-/// state for each call. A rank's step uses the rank's own samples. Choose small samples: every rank
-/// computes the samples of all ranks with all weights, and stores all inputs and outputs.
+/// `reference`: a second instance of the same class with the same options, not parallelized. The
+/// parameters may be on the meta device. verify() copies the weights, buffers and train or eval
+/// modes of `module` to `reference`. The reference computes in the dtype of its own parameters, and
+/// cannot be used afterwards. verify() runs `reference` three times. In two of these runs, each
+/// weight is changed by about a rounding error, to measure the differences that rounding can cause.
+/// `mesh`: all ranks of the run. `step` must do the same at each call; the random number generators
+/// start from the same state for each call. A rank's step uses the rank's own samples. Choose small
+/// samples: every rank computes the samples of all ranks with all weights, and stores all inputs
+/// and outputs.
 ///
 /// Distributed outputs are compared as whole tensors, with Partial outputs reduced. A plain output
 /// must equal the output of the reference on each rank. If the sizes differ, the concatenation of

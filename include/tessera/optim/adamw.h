@@ -25,8 +25,8 @@ struct AdamWOptions {
   c10::ScalarType moment_dtype = c10::ScalarType::Float;
   /// Seed of the stochastic rounding of bf16 means. The random numbers depend on this seed, the
   /// parameter's FQN, the index of the element in the whole tensor, and the step, but not on the
-  /// mesh. If optimizers are made from parts of a model, call named_slots() of the whole model
-  /// before the first step: the FQNs are then the names in the whole model.
+  /// mesh. If each optimizer gets a part of a model, call named_slots() of the whole model before
+  /// the first step: otherwise the FQNs, and so the random numbers, are relative to the parts.
   std::uint64_t seed = 0;
 };
 

@@ -22,7 +22,7 @@ namespace tessera::nn {
 /// GradientRecord to ask FSDP about gradients.
 struct GradientRecord {
   /// Returns true if this rank's gradient of the parameter had NaN or infinite values before the
-  /// last reduction with other ranks; false also if FSDP has not checked. Waits for the device.
+  /// last reduction with other ranks; false also if unknown. Waits for the device.
   std::function<bool(const ParameterSlot& slot)> brought_nonfinite;
 };
 
@@ -64,8 +64,8 @@ class StandInGradient : public tessera::detail::LeafNode {
 };
 
 /// Makes autograd's engine use StandInGradient nodes. Later calls in the process have no effect.
-/// Does nothing if another engine, such as Python's, has replaced libtorch's engine. Backward calls
-/// then cannot return the gradients of FSDP's shards.
+/// Does nothing if another engine, such as Python's, has replaced libtorch's engine. Then
+/// torch::autograd::grad() cannot compute the gradients of FSDP's shards.
 void ask_stand_ins();
 
 /// Marks a parameter tensor that the function `by` ("fully_shard") has replaced. A torch::optim

@@ -65,10 +65,10 @@ const char* to_string(MemoryPhase phase);
 enum class MemoryKind : std::uint8_t {
   kParameters,   ///< memory allocated in setup: this rank's shards, and buffers
   kOptimizer,    ///< memory allocated in the first update and not freed
-  kGradients,    ///< memory allocated in a backward and used after that backward
+  kGradients,    ///< gradients: memory that outlives the backward that allocated it
   kGathered,     ///< all-gather buffers and gathered parameters
   kReduced,      ///< buffers for reducing gradients
-  kActivations,  ///< memory allocated in a forward and used later; cached masks
+  kActivations,  ///< memory that a forward allocates for backward; cached masks
   kTemporary,    ///< all other memory of tensors
 };
 
@@ -82,8 +82,8 @@ bool is_state(MemoryKind kind);
 /// Numbers of bytes, indexed by MemoryKind.
 using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 
-/// The highest memory use in a moment of a step, over all micro-batches. A moment is a part of a
-/// step: for example, the backward of one FSDP unit.
+/// The highest memory use in a moment of a step, over all micro-batches. A moment is a named
+/// section of a step: for example, the backward of one FSDP unit.
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
@@ -96,8 +96,8 @@ struct StepMemory {
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
   std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"
-  /// The moments of the step, sorted by the time at which each moment used the most memory; empty
-  /// unless begin_step() requests moments.
+  /// The moments of the step, in the order of the times of their memory peaks; empty unless
+  /// begin_step() requests moments.
   std::vector<MomentMemory> moments;
 };
 
@@ -110,14 +110,14 @@ class MemoryLog final : tessera::detail::NoCopy {
   explicit MemoryLog(TensorMemoryOptions options);
   ~MemoryLog();
 
-  /// Begins to record a step: the first step, or the step to examine. `where` is called at each
-  /// allocation and returns the name of the current moment, or "" if only the phase is known.
+  /// Begins to record a step and discards the records of an earlier step. `where` is called at each
+  /// allocation and returns the name of the current moment; "" stands for the current MemoryPhase.
   /// StepMemory::moments is filled only if `moments` is true.
   void begin_step(std::function<std::string()> where, bool moments = false);
   /// Returns the phase of the run (MemoryPhase) at the last allocation.
   MemoryPhase phase() const { return phase_; }
-  /// Returns a comm::Streams object that passes all calls on to `lanes`. Through this object the
-  /// MemoryLog knows the stream (comm::Lane) on which each block is allocated. Pass the object to
+  /// Wraps `lanes`, the simulated streams of FSDP, in an object that forwards all calls and tells
+  /// the MemoryLog the stream (comm::Lane) of each allocation. Pass the object to
   /// comm::set_host_streams(). The MemoryLog must outlive the object.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
   /// Marks a CPU tensor as a parameter, in the counts by MemoryKind. Call assign_parameter() for
