@@ -26,12 +26,12 @@ struct NormOptions {
 };
 
 /// Returns the norm of all gradients together. Each element of a gradient is counted once, even if
-/// several ranks store the element. A parameter on a submesh counts once, although parallel
-/// submeshes have copies of the parameter. The parameters of parallel submeshes are all counted if
-/// they differ (ParameterSlot::set_distinct_along, FSDP's Options::parameter_mesh). An infinite or
-/// NaN value on any rank makes the norm infinite or NaN on every rank. Gradients may be plain (the
-/// same on every rank) or distributed on any meshes of one world; Partial gradients are reduced
-/// first. Parameters without a gradient count as zeros.
+/// several ranks store the element. Slices of the root mesh, such as mesh["tp"] at each coordinate
+/// of dp, can have copies of a parameter; the copies count once. Different parameters on these
+/// slices (ParameterSlot::set_distinct_along, FSDP's Options::parameter_mesh) all count. An
+/// infinite or NaN value on any rank makes the norm infinite or NaN on every rank. Gradients may be
+/// plain (the same on every rank) or distributed on any meshes of one world; Partial gradients are
+/// reduced first. Parameters without a gradient count as zeros.
 ///
 /// Collective over the ranks of all meshes together, with or without gradients: one all-reduce of
 /// one or two numbers, for which the CPU does not wait. Returns a plain 0-d fp32 tensor, equal on
@@ -68,8 +68,8 @@ namespace detail {
 /// Returns the names of parameters whose gradients have NaN or infinite values, with the ranks that
 /// computed the values: "rank 1 passed non-finite values to the reduction of parameter
 /// 'head.bias'". If no such rank is known: "on rank 0, these gradients are not finite: parameter
-/// 'head.weight'". Returns "" if all gradients are finite. The ranks are known from the gradient
-/// with the fewest elements of each FSDP unit, which FSDP saves before the reduction. The result is
+/// 'head.weight'". Returns "" if all gradients are finite. To make the ranks known, FSDP saves one
+/// gradient of each unit before the reduction: the gradient with the fewest elements. The result is
 /// the same on every rank. Collective like grad_norm(). Waits for the device.
 std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
                                const NormOptions& options = {});

@@ -43,14 +43,15 @@ struct GradScalerOptions {
 /// Two ways to use fp16:
 /// * safe: fp32 parameters that are cast for each forward, with
 ///   fsdp::MixedPrecisionPolicy{.param_dtype = kHalf, .reduce_dtype = kFloat}. Gradients are fp32.
-/// * memory-efficient: fp16 parameters and gradients. The optimizer divides and updates in fp32, a
-///   few parameters at a time, so that no small gradient is lost (fairseq's
-///   MemoryEfficientFP16Optimizer).
+/// * memory-efficient: fp16 parameters and gradients. The optimizer converts small groups of
+///   parameters to fp32, and divides and updates in fp32, so that no small gradient is lost
+///   (fairseq's MemoryEfficientFP16Optimizer).
 ///
-/// step() divides the gradients; until then .grad contains scaled gradients, unless unscale_ was
-/// called. An overflow is detected by the norm of the gradients on all ranks of all meshes, so that
-/// clipping and scaling need only one all-reduce. The CPU waits for the device only to read this
-/// norm. Combine several optimizers in an OptimizerList. Save the scale in checkpoints: state().
+/// Before step(), .grad contains scaled gradients, unless unscale_ was called; step() divides the
+/// gradients by the scale. An overflow shows in the norm of all gradients on all ranks, which
+/// clipping needs anyway, so there is only one all-reduce. The CPU waits for the device only to
+/// read this norm. Combine several optimizers in an OptimizerList. Save the scale in checkpoints:
+/// state().
 class GradScaler {
  public:
   /// The constructor throws Error for invalid options.
@@ -77,19 +78,20 @@ class GradScaler {
   /// Calls optimizer.step() unless a gradient overflowed, and computes the scale for the next step.
   /// Returns whether the optimizer stepped: the same result on every rank. If neither
   /// clip_grad_norm_ nor unscale_ was called before, step() calls grad_norm() with `options`, and
-  /// is then collective like grad_norm(). With pipeline stages, whose ranks must skip the same
-  /// steps, set NormOptions::over in the first call of each step. Throws Error, on every rank, if
-  /// the scale would fall below 1e-4; the scale is then unchanged. Throws Error if a parameter with
-  /// a gradient was not clipped or unscaled before.
+  /// is then collective like grad_norm(). Pipeline stages must skip the same steps: pass
+  /// NormOptions::over to unscale_ or clip_grad_norm_ or, if neither is called, to step(). Throws
+  /// Error, on every rank, if the scale would fall below 1e-4; the scale is then unchanged. Throws
+  /// Error if a parameter with a gradient was not clipped or unscaled before.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
   /// Clips the gradients and calls optimizer.step(). If the scaler is not enabled, the optimizer
   /// multiplies each gradient by the clip factor while it reads the gradient (optim::clip_factor),
   /// which saves a pass over the gradients. The gradients' values are unspecified afterwards.
-  /// Returns the norm before clipping, and whether the optimizer updated the parameters: always
-  /// true on a GPU without scaling, because the CPU does not wait for the norm. Throws Error,
-  /// before anything is changed, if the optimizer updates a parameter with a gradient that is not
-  /// among `parameters`. `before_step` is called with the norm before the optimizer steps, but not
-  /// if the step is skipped. If `before_step` throws, the parameters are unchanged.
+  /// Returns the norm before clipping, and whether the optimizer updated the parameters. On a GPU
+  /// without scaling, true is returned also for a skipped update, because the CPU does not wait for
+  /// the norm. Throws Error, before anything is changed, if the optimizer updates a parameter with
+  /// a gradient that is not among `parameters`. `before_step` is called with the norm before the
+  /// optimizer steps, but not if the step is skipped. If `before_step` throws, the parameters are
+  /// unchanged.
   std::pair<at::Tensor, bool> clip_and_step(
       Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
       const std::function<void(const at::Tensor& norm)>& before_step = {});

@@ -38,17 +38,16 @@ class Optimizer : tessera::detail::NoCopy {
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`
   /// (for example 1 / scale of a GradScaler), in the dtype of the update: fp32 for parameters of a
   /// narrower dtype. The gradients' values are unspecified afterwards: call zero_grad(). The first
-  /// step compares gradients that must be equal on several ranks because no call reduces them: on a
-  /// mesh (dp, tp), the gradients of a parameter on mesh["tp"] at all coordinates of dp. The
-  /// comparison is collective over the root meshes of distributed parameters, and throws Error if
-  /// gradients differ. With TESSERA_DEBUG=1 every step compares.
+  /// step checks that ranks with copies of a parameter have equal gradients, to find missing
+  /// reductions: for example, a parameter on mesh["tp"] of a mesh (dp, tp) without FSDP over dp.
+  /// The check is collective over the root meshes of distributed parameters, and throws Error if
+  /// gradients differ. With TESSERA_DEBUG=1 every step has the check.
   void step(double gradient_factor = 1.0);
   /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
   /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to the dtype of the
   /// gradient, as in clip_grad_norm_(). The CPU does not wait for the factor. If the factor is NaN
-  /// or infinite, the optimizers of this library change neither parameters on a CPU nor their
-  /// state, and AdamW changes neither fp32 parameters nor their state. An Ema still updates its
-  /// averages.
+  /// or infinite, parameters on a CPU and their state do not change. On a GPU, this is true only
+  /// for fp32 parameters of AdamW. An Ema still updates its averages.
   void step(const at::Tensor& gradient_factor);
   /// Clears the gradients, including the gradients that FSDP has accumulated but not reduced. Not
   /// collective.
@@ -158,22 +157,22 @@ struct LrScheduleOptions {
 
 /// Computes the factor of the learning rate at each step, for Optimizer::scale_lr, by the formulas
 /// of torchtitan. At step s (from 0) of N, with W steps of warm-up:
-///   s < W:  (s + 1) / W                          rising, and never 0
-///   else, with p = (s - W) / (N - W):
-///   constant 1;  linear 1 - p;  cosine (1 + cos(pi p)) / 2
-///   wsd (warm-up, stable, decay; Hu et al. 2024): 1 until the last D = round(decay_ratio N) steps,
-///   then linear: (N - s) / D. D is at most N - W, with a warning if this limit shortens it
-/// A falling factor f is replaced by min_factor + (1 - min_factor) f. So steps W - 1 and W have the
-/// full rate, and the last step's rate is not 0. Hugging Face's schedules are the same from step W
-/// on. Their warm-up is s / W, so that the first step changes nothing.
+///   s < W:   (s + 1) / W, which is never 0
+///   s >= W:  min_factor + (1 - min_factor) f, where f for p = (s - W) / (N - W) is
+///     constant: 1        linear: 1 - p        cosine: (1 + cos(pi p)) / 2
+///     wsd (warm-up, stable, decay; Hu et al. 2024): 1, but (N - s) / D in the last D steps
+///   For wsd, D = round(decay_ratio N). A D above N - W is reduced to N - W, with a warning.
+/// So steps W - 1 and W have the full rate, and the last step's rate is not 0. Hugging Face's
+/// schedules are the same from step W on. Their warm-up is s / W, so that the first step changes
+/// nothing.
 class LrSchedule {
  public:
-  /// Throws Error for negative steps and for fractions outside [0, 1]. If the warm-up is not
-  /// shorter than `steps`, the run ends within the warm-up.
+  /// Throws Error for negative steps and for fractions outside [0, 1]. A warm-up of `steps` or more
+  /// is allowed: the run then ends within the warm-up.
   explicit LrSchedule(const LrScheduleOptions& options);
-  /// Returns the factor at a step. From step N (the end of the run) on, the factor is min_factor,
-  /// except for a constant schedule and in the warm-up. Throws Error for a step below 0, and for a
-  /// schedule that is not constant if LrScheduleOptions::steps is 0.
+  /// Returns the factor at a step. After the run (from step N on) the factor is min_factor, or 1
+  /// for a constant schedule; but a warm-up longer than the run continues. Throws Error for a step
+  /// below 0, and for a schedule that is not constant if LrScheduleOptions::steps is 0.
   double factor(std::int64_t step) const;
 
  private:

@@ -31,8 +31,8 @@ struct Batch {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< one list of state tensors for each state name
   std::vector<at::Tensor> steps;  ///< step number of each shard, from 1; empty if not counted
-  /// For each tensor, the index of its parameter in Optimizer::parameters(). If a tensor joins the
-  /// shards of several parameters, this is the index of the first parameter.
+  /// For each tensor, the index of its parameter in Optimizer::parameters(). If a tensor consists
+  /// of adjacent shards of several parameters, the index of the first of these parameters.
   std::vector<std::size_t> shards = {};
   /// Used if takes_gradient_factor() is true: update_batch() multiplies the gradients by this
   /// factor. Plain, 0-d fp64, on the device of the batch; undefined means 1. If the factor is NaN
@@ -43,8 +43,8 @@ struct Batch {
 /// Base class of optimizers with state for local shards. A step checks the local shard and gradient
 /// of each parameter, creates missing state, joins shards that are adjacent in memory, sorts the
 /// shards into batches by dtype and device, and calls update_batch() for each batch. A parameter's
-/// state is created in its first step, in fp32 if the parameter is narrower. FSDP places the shards
-/// of a unit one after another in memory, and the optimizer does the same with their state.
+/// state is created in its first step, in fp32 if the parameter is narrower. FSDP makes the shards
+/// of a unit adjacent in memory, and the optimizer makes the states of these shards adjacent, too.
 ///
 /// Derive from GroupedOptimizer<Options>, which adds groups with options.
 class SlotOptimizer : public Optimizer {
@@ -61,13 +61,13 @@ class SlotOptimizer : public Optimizer {
                 bool counts_steps);
 
   /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
-  /// of the dtype of the update: fp32 for narrower parameters, whose new values are then rounded
-  /// back, a few at a time. Complex tensors are passed as real tensors with a last dimension for
-  /// real and imaginary parts (at::view_as_real). Gradients are already multiplied by the factor of
-  /// step(), unless takes_gradient_factor() returned true. update_batch() may overwrite gradients.
-  /// Ranks call update_batch() with different shards, and not equally often. update_batch() must
-  /// therefore not communicate. If update_batch() throws, step() throws on this rank only, and
-  /// earlier batches remain updated.
+  /// of the dtype of the update. Parameters narrower than fp32 are converted to fp32 in small
+  /// groups, and their new values are rounded afterwards. Complex tensors are passed as real
+  /// tensors with a last dimension for real and imaginary parts (at::view_as_real). Gradients are
+  /// already multiplied by the factor of step(), unless takes_gradient_factor() returned true.
+  /// update_batch() may overwrite gradients. Ranks call update_batch() with different shards, and
+  /// not equally often. update_batch() must therefore not communicate. If update_batch() throws,
+  /// step() throws on this rank only, and earlier batches remain updated.
   virtual void update_batch(const Batch& batch, std::size_t group);
   /// Whether update_batch() multiplies the gradients of `batch` by Batch::gradient_factor. By
   /// default the gradients are multiplied before update_batch(), in place.
@@ -86,7 +86,7 @@ class SlotOptimizer : public Optimizer {
   virtual void update_shards(const std::vector<ShardUpdate>& shards, const GradientFactor& factor);
   /// Multiplies the gradients of the shards in place by a 0-d tensor on a device.
   static void scale_gradients(const std::vector<ShardUpdate>& shards, const at::Tensor& factor);
-  /// Whether a parameter without a gradient takes part in a step.
+  /// Whether a step includes `parameter` even without a gradient, for collective updates (Muon).
   virtual bool updates_without_gradient(const at::Tensor& /*parameter*/) const { return false; }
   /// Returns the dtype of the optimizer state for a local shard of `group`. By default the dtype is
   /// fp32 if the shard is narrower than fp32, otherwise the shard's dtype.
@@ -97,8 +97,8 @@ class SlotOptimizer : public Optimizer {
     std::vector<at::Tensor> tensors;  ///< state tensors of the shard, one for each state name
     /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
     at::Tensor step;
-    /// A hash of the counter's value when the CPU last read the counter, and of all steps since
-    /// then. States with equal `history` have equal counters.
+    /// A hash of the counter's last value on the CPU and of the calls of step() since then. Equal
+    /// hashes show that two counters are equal, without a copy from the device.
     std::uint64_t history = 0;
     std::uint32_t writes = 0;  ///< number of writes to `step` when `history` was set
   };

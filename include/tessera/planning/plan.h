@@ -27,7 +27,7 @@ namespace tessera::planning {
 
 /// One rank's part of a training run. plan_run() executes this part.
 struct Run {
-  /// The parallelized model, with memory for this rank's shards.
+  /// The parallelized model, in which this rank's shards are allocated (not on the meta device).
   std::shared_ptr<nn::ModuleBase> model{};
   DeviceMesh mesh{};             ///< the mesh of all ranks
   std::function<void()> step{};  ///< function that runs one training step with the optimizer step
@@ -49,10 +49,10 @@ struct PlanOptions {
   /// A function that returns advice on how to reduce memory of a MemoryKind, for a run that does
   /// not fit. If the function is empty, the advice is general.
   std::function<std::string(observe::MemoryKind)> remedy{};
-  /// Returns the sizes, other than shard sizes, in which the rank at `coordinate` can differ from
-  /// other ranks, for example its number of samples, or the length of its part of a sequence. If
-  /// the function is empty, plan_run() also plans the last rank of each RankKind, and throws Error
-  /// if the plans of the first and the last rank differ.
+  /// Returns numbers that determine tensor sizes on the rank at `coordinate`, besides shard sizes:
+  /// for example its number of samples, or the length of its part of a sequence. Ranks with equal
+  /// numbers form a RankKind. If the function is empty, plan_run() also plans the last rank of each
+  /// RankKind, and throws Error if the plans of the first and the last rank differ.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
   /// The results of operators whose result sizes depend on the values of inputs, by operator name.
   /// For experts that get equal numbers of tokens:

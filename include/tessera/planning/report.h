@@ -11,13 +11,12 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// A plan as JSON over several lines, with the fields mesh, ranks, device, gpu, fits, advice; the
-/// values of the rank with the highest peak (parameters_bytes, gradients_bytes, optimizer_bytes,
-/// activations_bytes, peak_bytes, peak_moment, live_at_peak, comm, flops, step_time_s, mfu,
-/// exposed_s, communication_s); and `kinds` with the same values for each RankKind. With a search,
-/// also `search`: gpus, gpu, room_bytes, `layouts` in the order of to_text() (each with dp, tp, cp,
-/// ac, zero, accumulate, peak_bytes, peak_moment, step_time_s, exposed_s, tokens_per_s, mfu, fits,
-/// frontier), `refused` and `skipped`. Values that need a machine are null without a machine.
+/// Returns a plan as JSON over several lines. Values that need a machine are null without one.
+/// * Fields of the run: mesh, ranks, device, gpu, room_bytes, offload, fits, verdict, advice.
+/// * Fields of the rank with the highest peak: parameters_bytes, gradients_bytes, optimizer_bytes,
+///   activations_bytes, peak_bytes, peak_moment, live_at_peak, comm, step_time_s, mfu and others.
+/// * `kinds`: for each RankKind the fields of a rank, and others.
+/// * `search`, if passed: gpus, gpu, room_bytes, refused, skipped and layouts (as in to_text()).
 std::string to_json(const RunPlan& plan, const std::optional<Search>& search = std::nullopt);
 /// Returns a plan as text: tables, and advice if the run does not fit into memory.
 std::string to_text(const RunPlan& plan);

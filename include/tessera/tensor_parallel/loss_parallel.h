@@ -18,14 +18,14 @@ struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   /// Whether the losses of the tokens are averaged (Mean), summed (Sum), or not reduced (None).
   at::Reduction::Reduction reduction = at::Reduction::Mean;
-  /// The divisor for reduction Mean, a tensor with one element. Default: the number of targets in
-  /// the call that are not ignored, at least 1. The default is correct only if every data-parallel
+  /// The divisor for reduction Mean, a tensor with one element. Default: the number of targets of
+  /// this call that are not ignored, at least 1. The default is correct only if every data-parallel
   /// rank has the same number of such targets.
   at::Tensor tokens = {};
-  /// Alternative to `tokens`: the data-parallel mesh that was passed to fully_shard. The average
-  /// over these ranks of the results for reduction Mean is then the mean over all targets of these
-  /// ranks that are not ignored. Each call counts the targets by an all-reduce of one number. For
-  /// micro-batches use `tokens`, with the targets of all micro-batches.
+  /// Alternative to `tokens`: the data-parallel mesh that was passed to fully_shard. For reduction
+  /// Mean, the mean of the losses of these ranks is then the mean over all their targets that are
+  /// not ignored. Each call counts the targets by an all-reduce of one number. For micro-batches
+  /// use `tokens`, with the targets of all micro-batches.
   DeviceMesh over = {};
   /// Label smoothing as in torch's cross_entropy, a number from 0 to 1.
   double label_smoothing = 0;
@@ -49,20 +49,20 @@ struct CrossEntropyOptions {
 /// sum of exponentials of each row, with the logit of the row's target. Sharded tokens cost an
 /// all-reduce of the sum of losses and, if the targets are sharded too, of the number of targets.
 /// Backward does not communicate. Collective over the mesh if the logits or the targets are
-/// sharded. Differentiable by `logits`; the gradient has the layout and dtype of the logits. The
-/// operator tessera::cross_entropy computes the losses of the rows.
+/// sharded. Differentiable with respect to `logits`; the gradient has the layout and dtype of the
+/// logits. The operator tessera::cross_entropy computes the losses of the rows.
 ///
 /// Throws Error for other shapes and dtypes, for logits with a Partial or strided layout, and for a
 /// target outside of the vocabulary. After a training forward of a model with fully_shard or
-/// replicate on several ranks, a mean that needs a gradient and has ignored targets must have
-/// `tokens` or `over`. Backward throws Error under create_graph.
+/// replicate on several ranks, a differentiable loss with reduction Mean and ignored targets
+/// requires `tokens` or `over`. Backward throws Error under create_graph.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const CrossEntropyOptions& options = {});
 
 /// Returns the value for CrossEntropyOptions::tokens: the number of targets that are not ignored,
-/// averaged over the ranks of the data-parallel `mesh`. The result is one fp64 number above 0. With
-/// this value as `tokens`, the gradients that fully_shard averages over the ranks are gradients of
-/// the mean over all tokens. For micro-batches, pass the targets of all micro-batches and add the
+/// averaged over the ranks of the data-parallel `mesh`. The result is one fp64 number above 0. If
+/// each rank divides by this number, averaging by fully_shard gives the gradient of the mean over
+/// all tokens of all ranks. For micro-batches, pass the targets of all micro-batches and add the
 /// losses. Collective over `mesh`. Not differentiable.
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index = -100);
@@ -89,18 +89,20 @@ struct LinearCrossEntropyOptions {
 /// that shards the weight, sharded tokens are gathered (sequence parallelism). `targets` and the
 /// loss: as for cross_entropy.
 ///
-/// Memory of a rank in addition to the arguments: the logits of one chunk; with gradients also the
-/// gradients of `hidden` and of `weight`. The weight's gradient is summed over the chunks in fp32
-/// if the weight is fp16 or bf16, and is rounded to the weight's dtype once, in backward. Except on
-/// CUDA, such a sum needs memory for an fp32 copy of a chunk's rows of `hidden` and for a copy of
-/// the chunk's logits. Collective like cross_entropy, with two small all-reduces for each chunk.
-/// Differentiable by `hidden` and `weight`. The gradient of `hidden` is Partial over a mesh
-/// dimension that shards the vocabulary; the reduction of this gradient is the only communication
-/// in backward.
+/// Memory of a rank in addition to the arguments:
+/// * the logits of one chunk
+/// * with gradients: the gradients of `hidden` and `weight`. For an fp16 or bf16 weight, the sum of
+///   the weight's gradient over the chunks is fp32, and is rounded once, in backward.
+/// * for such a sum, except on CUDA: a copy of the chunk's rows of `hidden` in fp32, and a copy of
+///   the chunk's logits
+///
+/// Collective like cross_entropy, with two small all-reduces for each chunk. Differentiable with
+/// respect to `hidden` and `weight`. The gradient of `hidden` is Partial over a mesh dimension that
+/// shards the vocabulary; backward communicates only to reduce this gradient.
 ///
 /// Throws the Errors of cross_entropy. Also throws Error for other shapes, dtypes and layouts, for
-/// negative chunks or bytes, and for reduction None with gradients, because forward does not know
-/// the gradient of each loss.
+/// negative chunks or bytes, and for reduction None with gradients: forward would need the gradient
+/// of each loss.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

@@ -42,8 +42,8 @@ struct SearchSpace {
   std::int64_t dp_replicate = 1;
   std::int64_t batch = 1;     ///< number of samples per step, over all ranks
   std::int64_t sequence = 0;  ///< number of tokens per sample; 0: samples are not sequences
-  std::int64_t blocks = 0;    ///< number of equal blocks; 0: ac is for all blocks or none
-  TrainingLayout first{};     ///< values of the fields in `fixed`; cp and accumulate to try first
+  std::int64_t blocks = 0;    ///< number of equal blocks; 0: checkpoints all blocks or none
+  TrainingLayout first{};     ///< values of the `fixed` fields; the first cp and accumulate to try
   /// The fields of `first` that the search must not change, by name: "dp", "tp", "cp", "ac",
   /// "zero", "accumulate".
   std::set<std::string> fixed{};
@@ -73,7 +73,7 @@ struct Search {
   std::vector<FoundLayout> found{};
   /// The refused layouts and the reasons, for example a size of the model that tp does not divide.
   std::vector<std::pair<TrainingLayout, std::string>> refused{};
-  std::int64_t skipped = 0;  ///< layouts not estimated: layouts with less memory do not fit
+  std::int64_t skipped = 0;  ///< number of layouts skipped: layouts with less memory do not fit
 
   /// Returns the fastest layout that fits or, if no layout fits, the layout with the least memory.
   const FoundLayout& best() const { return found.front(); }
@@ -86,29 +86,30 @@ std::string name_of(const TrainingLayout& layout);
 }  // namespace detail
 
 /// Returns how many of `blocks` blocks to checkpoint (at least 1) so that the memory peak is at
-/// most `room` bytes. Interpolates between the peaks with no block and with all blocks
-/// checkpointed. The true peak is convex in the number of checkpointed blocks, so the result is
-/// large enough.
+/// most `room` bytes. Interpolates linearly between the peaks with no block and with all blocks
+/// checkpointed. The true peak is convex in the number of checkpointed blocks, so interpolation
+/// overestimates the peak, and the returned number is large enough.
 std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
                                  std::int64_t room, std::int64_t blocks);
 
-/// Returns a function for SearchSpace::estimate on `ranks` ranks. The function estimates a run's
-/// memory and time from two plans of the first rank with few layers: memory and time grow linearly
-/// with the number of equal layers. A model with few or unequal layers is planned as a whole.
-/// `run_of(layout, layers)` creates the run of a layout with `layers` layers (0: all layers).
-/// `layers`: the number of equal layers; 0: the model has none. `container`: FQN of the module that
-/// contains the layers, "model.layers". `options` are the options for the whole model.
+/// Returns a function for SearchSpace::estimate on `ranks` ranks. The function plans the first rank
+/// of two runs with few layers, and extrapolates the memory and time of the whole run, which grow
+/// linearly with the number of equal layers. A model with few or unequal layers is planned as a
+/// whole. `run_of(layout, n)` creates the run of a layout with n layers; n = 0: with all layers.
+/// `layers`: the model's number of equal layers; 0: the model has no equal layers. `container`: FQN
+/// of the module that contains the layers, "model.layers". `options` are the options for the whole
+/// model.
 std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const std::function<MakeRun(const TrainingLayout& layout, std::int64_t layers)>& run_of,
     std::int64_t layers, const std::string& container, std::int64_t ranks,
     const PlanOptions& options);
 
-/// Estimates layouts with every tp within a node, each kind of activation checkpointing, and ZeRO-2
-/// and ZeRO-3. If a layout fits into memory with all blocks checkpointed, but not without
-/// checkpointing, the result also has the layout with the smallest number of checkpointed blocks
-/// that fits; its estimate is interpolated. If no layout fits, tries more micro-batches. For
-/// sequences of 16384 tokens or more, or if still no layout fits, tries cp of 2, 4 and 8. The
-/// fields that SearchSpace::fixed names are not changed. Throws Error if no layout can be planned.
+/// Estimates all combinations of a tp within a node, a kind of activation checkpointing, and ZeRO-2
+/// or ZeRO-3. If a layout fits into memory only with all blocks checkpointed, the result also has
+/// the layout with the smallest number of checkpointed blocks that fits; its estimate is
+/// interpolated. If no layout fits, tries larger numbers of micro-batches. For sequences of 16384
+/// tokens or more, or if still no layout fits, tries cp of 2, 4 and 8. The fields that
+/// SearchSpace::fixed names are not changed. Throws Error if no layout can be planned.
 Search search(const SearchSpace& space);
 
 }  // namespace tessera::planning

@@ -1,5 +1,4 @@
-// The parts of a RankPlan: the estimated time of a step, and the RankKind that the RankPlan
-// describes.
+// Structs that a RankPlan contains: the estimated time of a step, and the kind of the rank.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +40,7 @@ struct StepTime {
   std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
 };
 
-/// A group of ranks whose tensors have equal sizes on all of these ranks. One rank of each RankKind
-/// is planned.
+/// Ranks that all have tensors of the same sizes. One rank of each RankKind is planned.
 struct RankKind {
   int first = 0;           ///< the first rank of this RankKind
   int last = 0;            ///< the last rank of this RankKind
