@@ -45,10 +45,10 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
 }
 
 /// Returns the ranks of the mesh whose dimensions are the submeshes `parts`, in row-major order.
-/// Each submesh lists ranks of `root`, including `own`, which is this rank. The position of a rank
-/// in `root` is the position of `own` plus one offset per submesh. Coordinates are not used,
-/// because a submesh need not be a dimension of the root mesh (a flattened dimension, a slice of a
-/// slice). Returns an empty list if a position is outside of `root` or occurs twice.
+/// Each submesh lists ranks of `root`, including `own`, which is this rank. For example, with root
+/// 0 to 7 and own 1, the submeshes {1, 5} and {0, 1} give {0, 1, 4, 5}. A rank is found by its
+/// position in `root`, not by coordinates: a submesh need not be a dimension of the root mesh (a
+/// flattened dimension, a slice of a slice). Returns an empty list if `parts` share a dimension.
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) {
@@ -70,7 +70,7 @@ std::vector<int> product_through(const std::vector<int>& root,
     positions = std::move(longer);
   }
   const auto size = static_cast<std::ptrdiff_t>(root.size());
-  // If two submeshes share a dimension, a position is outside of the root mesh or occurs twice.
+  // Submeshes that share a dimension give positions outside of the root mesh or equal positions.
   const bool inside = std::ranges::all_of(positions, [&](auto p) { return p >= 0 && p < size; });
   std::vector<std::ptrdiff_t> sorted = positions;
   std::ranges::sort(sorted);
@@ -184,9 +184,8 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   }
 
   /// Records that flatten() gave `name` to the dimensions `dims` of `root`, so that slicing finds
-  /// `name`. A name in `dims` that was given to flatten() is replaced by the dimensions for which
-  /// the name stands. If `name` already stands for other dimensions, returns these other
-  /// dimensions; otherwise returns an empty list.
+  /// `name`. A flattened name in `dims` stands for the dimensions that were flattened. Returns an
+  /// empty list or, if `name` already stands for other dimensions, these dimensions.
   std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
                                               const std::vector<std::string>& dims) {
     const std::lock_guard lock(mutex_);
@@ -356,8 +355,8 @@ std::int64_t DeviceMesh::local_rank() const {
 }
 
 /// Finds an existing process group without a lock, because every collective calls this function.
-/// Release and acquire make the constructed process group visible before the pointer. The raw
-/// pointer stays valid, because groups are destroyed only with the mesh.
+/// Release store and acquire load: a thread that sees the pointer also sees the constructed process
+/// group. The raw pointer stays valid, because groups are destroyed only with the mesh.
 comm::Communicator& DeviceMesh::group(int dim) const {
   dim = shape().dim(dim);
   auto& known = impl().dim_groups[static_cast<std::size_t>(dim)];

@@ -63,7 +63,7 @@ class BackgroundSave : tessera::detail::NoCopy {
     }
   }
 
-  /// Like wait(), but does not rethrow an error of the save that wait() has already thrown.
+  /// Like wait(), but throws an error of the save only if wait() has not thrown the error before.
   void wait_once() {
     join();
     if (!error_thrown_) {
@@ -103,8 +103,8 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Memory mappings that earlier saves used and the next save reuses. In between, the kernel can
-/// reclaim pages (MADV_FREE). Pages that were not reclaimed are reused without clearing.
+/// Memory mappings of earlier saves, for reuse by the next save. Reused pages need no page fault
+/// and no clearing, unless the kernel has reclaimed the pages between the saves (MADV_FREE).
 class KeptMappings {
  public:
   static KeptMappings& instance() {
@@ -252,7 +252,7 @@ void finish_pending_save(comm::Communicator& hosts) {
       save->wait_once();
     }
   } catch (const comm::PeerError&) {
-    throw;  // all ranks throw PeerError, because the process group is aborted
+    throw;  // after an abort of the process group, all ranks throw PeerError
   } catch (...) {
     error = std::current_exception();
   }

@@ -185,9 +185,9 @@ struct RouterLosses {
 /// `module`, and removes the records of these forwards. Before backward, add the losses, times a
 /// coefficient, to the model's loss. `mesh`: the ranks that have different rows of the batch. Each
 /// rank returns its own share of each loss. The mean of the shares over `mesh` is the loss of the
-/// whole batch, as for the model's loss under FSDP. Collective: one all-reduce of the numbers of
-/// tokens over `mesh`, and two over tensor-parallel ranks, which split the tokens. Throws Error if
-/// no forward was recorded.
+/// whole batch, and FSDP averages the gradients in the same way. Collective: one all-reduce of the
+/// numbers of tokens over `mesh`, and two over tensor-parallel ranks, which split the tokens.
+/// Throws Error if no forward was recorded.
 RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh = {});
 
 /// For mixtures with ExpertsOptions::selection_bias (Wang et al. 2024): adds `rate` to the bias of

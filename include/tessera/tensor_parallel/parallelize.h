@@ -18,7 +18,7 @@ namespace tessera::tensor_parallel {
 /// PyTorch's parallelize_module.
 ///
 /// Parameters become distributed with the placements of their styles. Parameters without a style
-/// become Replicate(), except parameters that differ on each rank
+/// become Replicate(), except parameters that differ on each rank, such as experts
 /// (ParameterSlot::set_distinct_along). Several styles may add hooks to a module, but only one
 /// style may place the module's parameters.
 ///
@@ -29,10 +29,10 @@ namespace tessera::tensor_parallel {
 ///
 /// Not collective: every rank must have the complete parameters, of which it stores only its shard.
 /// In the first forward the ranks compare the replicated parameters and the plain inputs. Throws
-/// Error, before anything is changed, for a pattern that matches no module, or that matches inside
-/// some but not all modules of one class; for a style that cannot be applied to a module; for a
-/// number of heads that the number of ranks does not divide; and for a parameter that is already
-/// distributed.
+/// Error, before anything is changed, for a pattern that matches no module, or that matches in only
+/// some of several layers of one class (in layers.0, but not in layers.1); for a style that cannot
+/// be applied to a module; for a number of heads that the number of ranks does not divide; and for
+/// a parameter that is already distributed.
 ///
 ///   parallelize_module(model, mesh["tp"], {{"layers.*.mlp.up_proj", colwise_parallel()},
 ///                                          {"layers.*.mlp.down_proj", rowwise_parallel()}});

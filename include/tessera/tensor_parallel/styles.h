@@ -42,9 +42,9 @@ class ParallelStyle {
   /// Adds the hooks to `module`, after its parameters were distributed with the placements from
   /// parameters().
   virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
-  /// Whether the style needs the hooks of apply(). A module inside an nn::Hooked runs no hooks, so
-  /// only styles without hooks are allowed there: apply() is not called, and operators redistribute
-  /// their arguments.
+  /// Whether the style needs the hooks of apply(). Only styles without hooks can be applied to a
+  /// module inside an nn::Hooked, because such a module runs no hooks. For this module apply() is
+  /// not called; the module's operators redistribute their arguments instead.
   virtual bool adds_hooks() const { return true; }
 };
 /// A pointer to a style, which several entries of a plan can share.
@@ -58,15 +58,14 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 // of a plain input (docs/tensor_parallel.md). Options that several styles have:
 // * input_layouts: the placement of forward's first argument if it is plain. Replicate (the
 //   default): the argument is the same on every rank. Another placement: the argument is this
-//   rank's local tensor of a tensor with this placement. A distributed argument has its own
-//   placement.
+//   rank's part of a tensor with this placement. A distributed argument has its own placement.
 // * output_layouts: the placement of the first tensor in forward's result.
 // * regather: only the shard of a split input is saved, and backward gathers the input again, once
 //   for all matrix products of this input (Korthikanti et al. 2022). For nn::Linear and
 //   nn::FusedLinear with a column-wise style. The option must be set in the style that gathers and
-//   in the styles of the Linears; otherwise the gathered input is saved for backward. In activation
-//   checkpointing, backward takes the gathered input from the recomputation. Backward with
-//   create_graph throws Error.
+//   in the styles of the Linears; otherwise the gathered input is saved for backward. With
+//   activation checkpointing, the recomputation gathers the input, and backward uses this copy.
+//   Backward with create_graph throws Error.
 // * use_local_output: the result is the plain local tensor instead of the distributed tensor. For a
 //   sharded result this is the rank's shard (docs/tensor_parallel.md, "Local parts").
 //   Redistribution is collective over the mesh and differentiable.
@@ -90,12 +89,12 @@ struct ColwiseOptions {
 StylePtr colwise_parallel(ColwiseOptions options = {});
 
 /// Options of replicated_heads_parallel(), for an nn::Linear with fewer heads than ranks, such as
-/// the keys or values of grouped-query attention. colwise_parallel() would split single heads. The
-/// number of ranks must be a multiple of `heads`. The parameters are replicated. Each head is
-/// computed on (number of ranks) / `heads` consecutive ranks: the ranks that have the queries of
-/// this head, if colwise_parallel() splits the queries. The result is Shard(-1) and has (number of
-/// ranks) * (features / heads) features, as if each rank had a separate head. The gradients of the
-/// parameters are sums over the ranks. Like Megatron-LM with fewer query groups than ranks.
+/// the keys or values of grouped-query attention, where colwise_parallel() would split single
+/// heads. The number of ranks must be a multiple of `heads`. The parameters are replicated. Each
+/// head is computed on (number of ranks) / `heads` consecutive ranks. If colwise_parallel() splits
+/// the queries, these ranks also have the head's queries. The result is Shard(-1): a tensor of
+/// (number of ranks) * (features / heads) features, in which each rank has one head. The gradients
+/// of the parameters are sums over the ranks. Like Megatron-LM with fewer query groups than ranks.
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};
@@ -149,9 +148,9 @@ StylePtr sequence_parallel(SequenceOptions options = {});
 
 /// Options of replicate_parallel(), which replicates parameters, input and output of a module,
 /// without sequence parallelism. Parameters of submodules are included, unless another entry of the
-/// plan names these modules. Like torchtitan's NoParallel. A split input is gathered. A norm over
-/// the features of each head needs no style; for such a norm, sequence_parallel() with the
-/// dimension of the heads is also correct.
+/// plan names these modules. Like torchtitan's NoParallel. A split input is gathered. Do not use
+/// this style for a norm over the features of each head, which would gather the heads: give the
+/// norm no style, or sequence_parallel() with the dimension of the heads.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
@@ -159,13 +158,13 @@ struct ReplicateOptions {
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
 /// Creates the style that places a module's own parameters as the caller requests. Parameters of
-/// submodules are not changed. Use this style for a class token, registers, positions or a
-/// LayerScale in a container, and for a module inside an nn::Hooked. `placements`: pairs of
-/// parameter name and placement, such as {"weight", Shard{0}}. Parameters that `placements` does
-/// not name are replicated. The style does not convert the module's inputs. The gradients equal
-/// those of a run on one rank. parallelize_module throws Error for a name that the module does not
-/// have, and for a module without own parameters. Like PyTorch's distribute_module with
-/// partition_fn.
+/// submodules are not changed. Use this style for parameters of a module that is not a layer, such
+/// as a class token, register tokens, position embeddings or a LayerScale, and for a module inside
+/// an nn::Hooked. `placements`: pairs of parameter name and placement, such as {"weight",
+/// Shard{0}}. Parameters that `placements` does not name are replicated. The style does not convert
+/// the module's inputs. The gradients equal those of a run on one rank. parallelize_module throws
+/// Error for a name that the module does not have, and for a module without own parameters. Like
+/// PyTorch's distribute_module with partition_fn.
 StylePtr place_parameters(std::vector<std::pair<std::string, Placement>> placements = {});
 
 /// Options of prepare_module_input(), for any module. Entry i of each list is for the i-th tensor

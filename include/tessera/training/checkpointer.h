@@ -20,8 +20,8 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// How messages name a program and its options. Use {"my_train", "--"}, for example, if the options
-/// are command-line flags with the same names.
+/// The names of the program and its options in messages. For example, use {"my_train", "--"} if the
+/// options are command-line flags with the same names.
 struct RunNames {
   std::string program = "training";
   std::string dashes = "";  ///< prefix of an option's name in messages: "--" for flags
@@ -49,16 +49,16 @@ enum class Resume : std::uint8_t {
 struct CheckpointOptions {
   std::filesystem::path folder = {};  ///< folder of the run's checkpoints; empty: nothing is saved
   std::int64_t every = 0;             ///< number of steps between saves; 0: save at the end only
-  std::int64_t steps = 0;             ///< number of steps of the whole run; 0: the run only loads
-  bool async = true;                  ///< whether training continues while a copy is saved
-  int keep = 0;                       ///< how many checkpoints are retained, at least 2; 0: all
+  std::int64_t steps = 0;  ///< number of steps of the whole run; 0: no training, only loads
+  bool async = true;       ///< whether saves are written in the background, from a copy
+  int keep = 0;            ///< how many checkpoints are retained, at least 2; 0: all
   Resume resume = Resume::kNever;
   std::int64_t resume_step = -1;  ///< step from which the run continues; -1: the newest step
   /// A checkpoint of another run from which a new run starts, or the folder of that run's
   /// checkpoints.
   std::filesystem::path initial_load = {};
-  /// Parts of a checkpoint that are not loaded: "optimizer", "data". With `initial_load`, the parts
-  /// are excluded only from that checkpoint: a run that resumes from `folder` loads all parts.
+  /// Parts of a checkpoint that are not loaded: "optimizer", "data". With `initial_load`, only the
+  /// load of `initial_load` excludes the parts: a run that resumes from `folder` loads all parts.
   std::vector<std::string> exclude = {};
   RunNames names = {};
 };
@@ -118,14 +118,14 @@ class Checkpointer : tessera::detail::NoCopy {
   /// complete step, and for a step after the run's last step.
   checkpoint::LoadReport load(TrainState& state);
 
-  /// Throws the same Error as load() throws for a checkpoint that another program has saved.
+  /// Throws the Error that load() throws for a checkpoint of another program; never returns.
   [[noreturn]] void fail_as_foreign() const;
 
   /// Saves the state after every `every` steps, after the last step, and if the run is `stopped`; a
   /// stopped run saves without `async`. `entries`: JSON values that the program adds to the
   /// checkpoint. Returns the seconds that training waited, or nullopt if nothing was saved. Throws
-  /// the error of this save or of the previous save; an error of the last step's save is returned
-  /// by finish() instead.
+  /// the error of this save and, with `async`, the error of the previous save. After the last step,
+  /// finish() returns these errors instead.
   std::optional<double> after_step(const TrainState& state, const Json& entries = Json::object(),
                                    bool stopped = false);
   /// Waits for the last save, and repeats a failed save once. Returns the error of the second
@@ -156,8 +156,8 @@ class Checkpointer : tessera::detail::NoCopy {
   std::filesystem::path source_;
   bool resumes_ = false;
   std::string run_id_;
-  std::int64_t newest_ = -1;  ///< step number of source(); -1: not in `folder`
-  /// Numbers of damaged steps after source(). The first save marks these steps as unfinished.
+  std::int64_t newest_ = -1;  ///< step number of source(); -1 if source() is not in `folder`
+  /// Numbers of saved steps later than the loaded step; the first save marks them as unfinished.
   std::vector<std::int64_t> damaged_;
   int lock_ = -1;
   std::int64_t loaded_ = -1;

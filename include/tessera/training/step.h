@@ -36,10 +36,10 @@ struct TrainState {
 struct StepOptions {
   std::int64_t batch = 1;       ///< number of samples per step, over all ranks
   std::int64_t accumulate = 1;  ///< number of micro-batches, each with a forward and a backward
-  /// If true, the loss function returns the mean over a micro-batch, and the step's loss is the
-  /// mean over micro-batches. If false, the step's loss is the sum over micro-batches, for losses
-  /// that are already divided by the number of tokens of all micro-batches
-  /// (tensor_parallel::tokens_per_rank).
+  /// How losses of micro-batches are combined. If true, the loss function returns the mean over a
+  /// micro-batch, and the step's loss is the mean of these losses. If false, each loss is already
+  /// divided by the number of tokens of all micro-batches (tensor_parallel::tokens_per_rank), and
+  /// the step's loss is the sum of the losses.
   bool mean_of_micro_batches = true;
   /// Whether FSDP reduces gradients after each micro-batch. If false, parameters remain gathered
   /// and gradients are not reduced until the last micro-batch, so a step has one all-gather and one
@@ -75,12 +75,12 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 ///
 /// `data_mesh`: all mesh dimensions whose ranks have different data. Collective over the model's
 /// meshes. Throws Error on every rank for a NaN or infinite loss or gradient norm (the message
-/// names the parameters), and for a model without a parameter on `data_mesh`, because its gradients
-/// would not be reduced. A libtorch exception on one rank becomes an Error on that rank, with the
-/// step, the FSDP unit and the rank.
+/// names the parameters). Throws Error for a model without a parameter on `data_mesh`: the model's
+/// gradients would not be reduced. A libtorch exception on one rank becomes an Error on that rank,
+/// with the step, the FSDP unit and the rank.
 ///
 /// The norm is over the gradients of all model parameters, and of other parameters that the
-/// optimizer updates. All gradients are dropped, also if step() throws; a step that throws is not
+/// optimizer updates. All gradients are cleared, even if step() throws; a step that throws is not
 /// counted. If the loss or the norm is NaN or infinite, parameters on a CPU are unchanged. On a
 /// GPU, where the CPU waits only once per step, parameters are already updated: load a checkpoint.
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
@@ -127,8 +127,8 @@ class StepMeter {
 /// with the model in eval mode; the model's mode is restored afterwards. `loss` returns the loss of
 /// this rank's part of a batch, a plain scalar. `stop` is called after each batch, and must return
 /// the same value on all ranks, like stop_requested(). If `stop` returns true, the result is
-/// nullopt. Collective over `data_mesh` (see step()), and over the ranks over which `loss` is
-/// collective. Throws Error if `batches` is 0.
+/// nullopt. Collective over `data_mesh` (see step()) and over all ranks with which `loss`
+/// communicates. Throws Error if `batches` is 0.
 std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
                                std::int64_t batches,
                                const std::function<at::Tensor(std::int64_t batch)>& loss,
