@@ -75,8 +75,7 @@ DeviceMesh data_mesh(const DeviceMesh& mesh);
 ///   3. activation checkpointing of the blocks
 ///   4. FSDP over dp, ep and cp (experts: over dp and cp); dp_replicate all-reduces gradients
 /// Backward does not gather an FSDP unit that has only embeddings. Throws Error for a model that
-/// does not implement DeclaresUnits, and the errors of the functions of these steps. Not
-/// collective.
+/// does not implement DeclaresUnits, and the errors of these steps. Not collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
 /// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`, and

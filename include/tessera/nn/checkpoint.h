@@ -78,10 +78,9 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
 /// Activation checkpointing (Chen et al. 2016), like PyTorch's checkpoint(use_reentrant=False).
 /// Runs fn(inputs...) and returns the result. Autograd saves only the inputs. When backward needs
 /// another tensor, backward runs fn again, and stops fn when all tensors that backward needs are
-/// recomputed. The recomputation has forward's random numbers, autocast state, StrictScope and
-/// range of batch rows. The random numbers are those of tessera::manual_seed, and of libtorch's
-/// generators for the CPU and the devices of the inputs. Regions may nest, and backward may run
-/// several times.
+/// recomputed. The recomputation has forward's autocast state, StrictScope, range of batch rows and
+/// random numbers (tessera::manual_seed, and libtorch's generators for the CPU and the inputs'
+/// devices). Regions may nest, and backward may run several times.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///

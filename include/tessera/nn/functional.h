@@ -147,16 +147,15 @@ struct CausalAttentionOptions {
   /// Number of positions that a query sees, including the query's own position; 0: all positions.
   std::int64_t window = 0;
   DocumentsPtr documents{};  ///< boundaries of packed documents; nullptr: whole sequences
-  double dropout = 0;        ///< above 0, attention makes a mask for `window` or `documents`
+  double dropout = 0;        ///< dropout probability; if > 0, `window` and `documents` use a mask
 };
 
 /// Computes causal attention, with an optional window and packed documents. q: (batch, heads,
 /// tokens, width); k, v: like q, with a number of heads that divides the heads of q. The result has
-/// the sizes of q. Tensors are plain, or distributed and sharded by heads only. How kernels are
-/// called:
+/// the sizes of q. Tensors are plain, or distributed and sharded by heads only. Kernels:
 ///   GPU, fp16 or bf16: the flash kernel (Dao 2023), with variable lengths and a window
-///   GPU, fp32, documents: the memory-efficient kernel, with variable lengths
-///   GPU, fp32, window: one call per block of queries, with only the keys in the block's window
+///   GPU, fp32, documents only: the memory-efficient kernel, with variable lengths
+///   GPU, fp32, window only: one call per block of queries, with the keys in the block's window
 ///   CPU: one call per document; with a window, one call per block of queries as on a GPU
 ///   Other cases: one call with a mask
 /// Throws Error if the sizes of keys, values or documents do not match q, or for a negative window.

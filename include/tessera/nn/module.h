@@ -130,8 +130,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
 
   /// Fills this module's own parameters and buffers with initial values. init_weights() calls
   /// reset_parameters() of every module, parents first, after the parameters were sharded. A module
-  /// can also fill the parameters of the modules that it contains. If several
-  /// modules fill one parameter, the outermost of these modules determines the values.
+  /// can also fill the parameters of the modules that it contains. If several modules fill one
+  /// parameter, the outermost of these modules determines the values.
   virtual void reset_parameters(const InitContext& init);
 
   /// Converts parameters and buffers like to() of torch::nn::Module, but only floating-point

@@ -87,11 +87,10 @@ class GradScaler {
   /// multiplies each gradient by the clip factor while it reads the gradient (optim::clip_factor),
   /// which saves a pass over the gradients. The gradients' values are unspecified afterwards.
   /// Returns the norm before clipping, and whether the optimizer updated the parameters. On a GPU
-  /// without scaling, true is returned also for a skipped update, because the CPU does not wait for
-  /// the norm. Throws Error, before anything is changed, if the optimizer updates a parameter with
-  /// a gradient that is not among `parameters`. `before_step` is called with the norm before the
-  /// optimizer steps, but not if the step is skipped. If `before_step` throws, the parameters are
-  /// unchanged.
+  /// without scaling, a skipped update also returns true: the CPU does not wait for the norm.
+  /// Throws Error, before anything is changed, if the optimizer updates a parameter with a gradient
+  /// that is not among `parameters`. `before_step` is called with the norm before the optimizer
+  /// steps, but not if the step is skipped. If `before_step` throws, the parameters are unchanged.
   std::pair<at::Tensor, bool> clip_and_step(
       Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
       const std::function<void(const at::Tensor& norm)>& before_step = {});

@@ -46,8 +46,8 @@ class Optimizer : tessera::detail::NoCopy {
   /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
   /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to the dtype of the
   /// gradient, as in clip_grad_norm_(). The CPU does not wait for the factor. If the factor is NaN
-  /// or infinite, parameters on a CPU and their state do not change. On a GPU, this is true only
-  /// for fp32 parameters of AdamW. An Ema still updates its averages.
+  /// or infinite, parameters on a CPU and their state do not change. On a GPU, this is guaranteed
+  /// only for fp32 parameters of AdamW. An Ema still updates its averages.
   void step(const at::Tensor& gradient_factor);
   /// Clears the gradients, including the gradients that FSDP has accumulated but not reduced. Not
   /// collective.

@@ -51,8 +51,9 @@ struct PlanOptions {
   std::function<std::string(observe::MemoryKind)> remedy{};
   /// Returns numbers that determine tensor sizes on the rank at `coordinate`, besides shard sizes:
   /// for example its number of samples, or the length of its part of a sequence. Ranks with equal
-  /// numbers form a RankKind. If the function is empty, plan_run() also plans the last rank of each
-  /// RankKind, and throws Error if the plans of the first and the last rank differ.
+  /// numbers and equal shard sizes form a RankKind. If the function is empty, plan_run() also plans
+  /// the last rank of each RankKind, and throws Error if the plans of the first and the last rank
+  /// differ.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
   /// The results of operators whose result sizes depend on the values of inputs, by operator name.
   /// For experts that get equal numbers of tokens:

@@ -87,8 +87,8 @@ class SharedInputNode final : public tessera::detail::Node {
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);
 
-  /// Whether the gradient of x comes from this node. Returns false after an in-place write to x:
-  /// this node's gradient goes to the graph edge that x had before the write.
+  /// Whether this node computes the gradient of x. Returns false after an in-place write to x: this
+  /// node's gradient then goes to the value that x had before the write.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
   /// Saves the weight of a matrix product. Call keep() for the matrix products in the order in
   /// which edge_of() was called.

@@ -97,16 +97,15 @@ std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of
 /// linearly with the number of equal layers. A model with few or unequal layers is planned as a
 /// whole. `run_of(layout, n)` creates the run of a layout with n layers; n = 0: with all layers.
 /// `layers`: the model's number of equal layers; 0: the model has no equal layers. `container`: FQN
-/// of the module that contains the layers, "model.layers". `options` are the options for the whole
-/// model.
+/// of the module that contains the layers, "model.layers". `options`: for the whole model.
 std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const std::function<MakeRun(const TrainingLayout& layout, std::int64_t layers)>& run_of,
     std::int64_t layers, const std::string& container, std::int64_t ranks,
     const PlanOptions& options);
 
-/// Estimates all combinations of a tp within a node, a kind of activation checkpointing, and ZeRO-2
-/// or ZeRO-3. If a layout fits into memory only with all blocks checkpointed, the result also has
-/// the layout with the smallest number of checkpointed blocks that fits; its estimate is
+/// Estimates all combinations of a tp size within a node, a kind of activation checkpointing, and
+/// ZeRO-2 or ZeRO-3. If a layout fits into memory only with all blocks checkpointed, the result
+/// also has the layout with the smallest number of checkpointed blocks that fits; its estimate is
 /// interpolated. If no layout fits, tries larger numbers of micro-batches. For sequences of 16384
 /// tokens or more, or if still no layout fits, tries cp of 2, 4 and 8. The fields that
 /// SearchSpace::fixed names are not changed. Throws Error if no layout can be planned.
