@@ -17,6 +17,7 @@ namespace tessera::nn {
 /// The parts of a fused parameter: the weights of the modules that the fused module replaces.
 /// Weight files store each part as a tensor. The rows are `groups` groups of equal size; each group
 /// has rows of every part, in order, such as the q, k and v rows of one key-value head.
+struct StoredParts {
   /// A part of a fused parameter: the weight of a replaced module.
   struct Part {
     std::string module;     ///< name of the replaced module next to the fused module: "q_proj"
