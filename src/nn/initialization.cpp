@@ -1,7 +1,5 @@
-// Implements to_empty and init_weights. Weights are initialised after sharding: each rank fills its
-// own shard. A value depends only on the seed, the parameter's FQN and the element's global index,
-// so values are equal on every mesh. A ParameterSlot records whether its tensor is initialized. A
-// call of a module with uninitialized parameters throws Error.
+// Implements to_empty and init_weights. Each rank initializes its own shards. A value depends only
+// on the seed, the parameter's FQN and the element's global index, so every mesh gets equal values.
 
 #include "tessera/nn/initialization.h"
 #include "tessera/dtensor/detail/make_distributed.h"
@@ -52,8 +50,8 @@ constexpr auto kFillOthers =
     "fill them in reset_parameters of their class or, in a module from nn::adopt, with "
     "set_initializers";
 
-/// Returns a random stream for each part of a fused parameter. The stream is derived from the
-/// part's name, so the part gets the values that a separate parameter would get.
+/// Returns a random stream for each part of a fused parameter. The part's name determines the
+/// stream, so separate parameters would get the same values.
 std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
   std::vector<RandomPart> parts;
   if (slot.role.stored_parts) {

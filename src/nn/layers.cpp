@@ -30,10 +30,8 @@
 
 namespace tessera::nn::detail {
 
-// The autograd node of a Linear: one node, where libtorch's linear has two. Forward and backward
-// call the same operators as libtorch, so results have the same bits, and distributed tensors have
-// the same layouts and collectives. If several Linears have one input, a shared node computes the
-// input's gradient.
+// The autograd node of a Linear. Forward and backward call the same operators as libtorch's linear,
+// so results have the same bits. Linears with the same input share a node for the input's gradient.
 
 namespace {
 
@@ -77,8 +75,8 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
-/// Whether addmm can add the product of a and b to `sum`: all types are equal or, on CUDA, `sum` is
-/// fp32 and a and b are bf16 or fp16.
+/// Whether addmm can add the product of a and b to `sum`. CUDA's addmm can add a product of bf16 or
+/// fp16 matrices to an fp32 sum.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
          (sum.scalar_type() == a.scalar_type() ||
@@ -129,9 +127,8 @@ struct LinearNode final : tessera::detail::Node {
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
-    // Usually the gradient of the weight is computed first, so that the saved x_ is freed before
-    // more memory is needed. But if takes_gradient(), x is recomputed together with the backward of
-    // the operator that made x, so the gradient of x is computed first.
+    // Usually the gradient of the weight comes first, so that x_ is freed early. If
+    // takes_gradient(), the gradient of x comes first: the recomputation of x needs the gradient.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }
@@ -143,7 +140,7 @@ struct LinearNode final : tessera::detail::Node {
     }
     if (task_should_compute_output(2)) {
       // Autograd sums `rows` to the bias's shape, but does not copy a single row. rows.sum(0)
-      // copies: results[0], the gradient of x, must not share memory with the gradient of the bias.
+      // copies, so that the gradients of x and of the bias do not share memory.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
@@ -489,8 +486,7 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const std::int64_t features = output.size(-1);
   const std::int64_t of_group = out_features() / groups_;
-  // `output` can be one rank's shard. A shard can be split into the parts (the fused layers'
-  // results) if the shard has whole groups (features of all parts), or if all parts have equal
+  // A shard of `output` can be split if the shard has whole groups, or if all parts have equal
   // sizes.
   const auto is_equal = [this](const FusedPart& part) {
     return part.out_features == parts_.front().out_features;

@@ -105,8 +105,8 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 
 namespace {
 
-/// Advice for the error message if forward used a meta tensor. The outermost call has checked all
-/// parameters and buffers, so the meta tensor is neither a parameter nor a buffer.
+/// Advice for the error message if forward used a meta tensor. The tensor is no parameter or
+/// buffer: the outermost call has checked all parameters and buffers.
 constexpr const char* kKeptFromConstructor =
     "; the module kept a tensor from its constructor, which nn::to_empty did not replace: keep the "
     "nn::Parameter or the slot, and read its tensor in forward";
@@ -129,9 +129,8 @@ bool is_around(const std::string& buffer, const std::string& module) {
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-/// Returns advice for an error that libtorch threw in the module `fqn` below `root`; "" if no
-/// advice applies. The causes with advice: a meta tensor, or a buffer whose floating-point type
-/// differs from the type of the parameters, because mixed precision does not cast buffers.
+/// Returns advice for an error that libtorch threw in the module `fqn`, or "". There is advice for
+/// meta tensors, and for buffers that need a cast: mixed precision does not cast buffers.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
   if (error.msg().find("meta") != std::string::npos) {
     return kKeptFromConstructor;

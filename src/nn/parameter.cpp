@@ -1,6 +1,6 @@
-// Parameter slots (ParameterSlot). A slot represents a parameter whose tensor can be replaced, for
-// example by a shard. libtorch's Module stores parameter tensors by name. When a slot's tensor is
-// replaced, the tables of all modules that share the slot are therefore updated.
+// Implements ParameterSlot: a parameter whose tensor can be replaced, for example by a shard.
+// libtorch's Module stores tensors by name, so a replacement updates the tables of all modules with
+// the slot.
 
 #include "tessera/nn/parameter.h"
 #include "tessera/comm/detail/agreement.h"
@@ -341,8 +341,7 @@ TORCH_LIBRARY_IMPL(_, TESSERA_PLACEHOLDER_KEY, library) {
 }
 
 // An optimizer that was made before fully_shard or to_empty still has the replaced parameter. The
-// gradient of the replaced parameter therefore becomes a placeholder: every operator on the
-// placeholder throws Error.
+// parameter's gradient becomes a placeholder: every operator on the placeholder throws Error.
 
 namespace {
 

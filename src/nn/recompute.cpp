@@ -154,9 +154,9 @@ class RestoredThread : tessera::detail::NoCopy {
   RandomSnapshot random_;
 };
 
-// Selective activation checkpointing. Forward saves the results of operators that a policy selects;
-// the recomputation returns the saved results. An operator call is identified by the operator's
-// name and the number of earlier calls of this operator.
+// Selective activation checkpointing. Forward saves the results of operators that a policy selects,
+// and the recomputation returns the saved results. A call is identified by the operator's name and
+// call number.
 
 namespace {
 
@@ -219,9 +219,9 @@ class OperatorLog {
       std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
     }
   }
-  /// Returns the saved results of an operator call, and sets the random generators to their state
-  /// after the call in forward. Returns nullopt if the results were not saved. `last`: whether the
-  /// saved results are freed. Throws Error if a result was modified in place after forward.
+  /// Returns the saved results of an operator call, or nullopt. Sets the random generators to their
+  /// state after the call in forward. `last`: whether to free the saved results. Throws Error if a
+  /// result was modified in place.
   std::optional<Results> replay(const std::string& name, std::size_t index, bool last) {
     auto& calls = kept_[name];
     const auto found = calls.find(index);
@@ -314,9 +314,8 @@ class ReplayOperators final : public OperatorMode {
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-// A Frame has the data of one forward of a checkpointed function. Autograd saves placeholders that
-// refer to the Frame. The first placeholder that backward unpacks starts the recomputation of all
-// tensors.
+// A Frame has the data of one forward of a checkpointed function. Autograd saves placeholders. The
+// first placeholder that backward unpacks starts the recomputation of all tensors.
 
 class SavedTensor {
  public:
@@ -406,9 +405,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
     operators_.forget_after(packed());
   }
 
-  /// Returns the tensor that forward saved with index `index`. Runs the checkpointed function
-  /// again, unless this backward has already recomputed the tensor. Rethrows the function's
-  /// exceptions. Throws Error if the function saves other tensors than in forward.
+  /// Returns the tensor that forward saved with index `index`. Runs the checkpointed function if
+  /// necessary. Throws Error if the function saves other tensors than in forward.
   at::Tensor unpack(std::size_t index);
   void release(std::size_t index) noexcept { saved_[index].needed = false; }
 
@@ -513,8 +511,8 @@ class CheckpointedRegion : tessera::detail::NoCopy {
 /// std::exception, so that handlers in the checkpointed function do not catch StopRecomputation.
 struct StopRecomputation {};
 
-/// A recomputation. The checkpointed function runs with autograd on, so that autograd saves the
-/// same tensors in the same order as in forward. The graph of the recomputation is not used.
+/// The recomputation runs the checkpointed function with autograd on, so that autograd saves the
+/// same tensors in the same order as in forward.
 class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
@@ -583,8 +581,8 @@ class Replay final : public CheckpointedRegion {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // Unpacks the inputs before the thread's state is restored. Unpacking can run the recomputation
-  // of an outer region, which sets the thread's state to the state of the outer forward.
+  // Unpacks the inputs before the thread's state is restored: unpacking can run the recomputation
+  // of an outer region, and the recomputation changes the thread's state.
   const RestoredThread restored(thread_state_);
   Replay replay(*this);
   if (options_.counts != nullptr) {
@@ -676,9 +674,8 @@ bool installs_engine() {
   return tessera::detail::install_engine({.hooks = &hooks_here, .execute = &execute});
 }
 
-/// Installs the hooks in autograd's engine; only the first call in a process has an effect. Throws
-/// Error if the engine is not libtorch's own, for example Python's engine, which would not call the
-/// hooks.
+/// Installs the hooks in autograd's engine, once per process. Throws Error if the engine is not
+/// libtorch's own: Python's engine would not call the hooks.
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {

@@ -31,10 +31,9 @@ c10::Device current_cuda_device() {
   return {c10::DeviceType::CUDA, detail::current_device(c10::DeviceType::CUDA)};
 }
 
-/// Calls a function of the CUDA driver for the current device. Returns false if there is no driver
-/// or no device. ask_driver() finds the driver at run time, because the observe library does not
-/// link CUDA; a CUDA program has already loaded the driver. As in cuda.h, CUresult and CUdevice are
-/// ints, and 0 is success.
+/// Calls a function of the CUDA driver for the current device. Returns false without a driver or
+/// device. The driver is found at run time, because the observe library does not link CUDA. As in
+/// cuda.h, CUresult and CUdevice are ints.
 template <class... Results>
 bool ask_driver(const char* function, Results... results) {
   // RTLD_NOLOAD finds the driver only if it is already loaded.

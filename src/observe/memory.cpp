@@ -1,6 +1,6 @@
-// Records when each block of memory is allocated and freed, with the phase of the step and the
-// stream (Lane). The kind of a block is known only when the block is freed: for example, a block is
-// an activation if the block is freed after the forward in which the block was allocated.
+// Records when each memory block is allocated and freed, with the phase of the step and the stream.
+// The kind of a block is known only when the block is freed: an activation, for example, lives
+// longer than its forward.
 #include "tessera/observe/detail/memory.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/observe/metrics.h"

@@ -204,8 +204,8 @@ const std::vector<Peak>& peaks() {
   return table;
 }
 
-/// Splits a device name into upper-case words of letters and digits: "A100-SXM4-80GB" gives A100,
-/// SXM4 and 80GB. Names are compared by whole words, so that "A10" does not match "A100".
+/// Splits a device name into upper-case words: "A100-SXM4-80GB" gives A100, SXM4 and 80GB. Names
+/// are compared by whole words, so that "A10" does not match "A100".
 std::vector<std::string> words_of(const std::string& name) {
   std::vector<std::string> words(1);
   for (const unsigned char c : name) {
@@ -220,9 +220,8 @@ std::vector<std::string> words_of(const std::string& name) {
 
 }  // namespace
 
-/// Counts 6 FLOPs per parameter: 2 in forward, 4 in backward. Embeddings are looked up, not
-/// multiplied. Attention counts as 12 * layers * hidden * sequence, or half of that number with a
-/// causal mask.
+/// Counts 6 FLOPs per parameter: 2 in forward, 4 in backward. Embeddings do not count. Attention
+/// adds 12 * layers * hidden * sequence, or half of this number with a causal mask.
 ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameters,
                        std::int64_t layers, std::int64_t hidden, std::int64_t sequence) {
   const double dense = 6.0 * static_cast<double>(parameters - embedding_parameters);

@@ -19,8 +19,8 @@
 
 namespace tessera::observe {
 
-/// While a ModuleRanges exists, each forward and recomputation of a module of `model` is a profiler
-/// range. Hooks run on the threads of forward and of autograd, but never at the same time.
+/// Makes each forward and recomputation of a module of `model` a profiler range. Hooks run on the
+/// threads of forward and of autograd, but never at the same time.
 class ModuleRanges : tessera::detail::NoCopy {
  public:
   explicit ModuleRanges(nn::ModuleBase& model) {

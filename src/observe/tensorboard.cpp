@@ -38,8 +38,8 @@ std::string varint(std::uint64_t value) {
   return text;
 }
 
-// The functions named ..._field encode a field of a protobuf message: first the field number and
-// wire type (0: varint, 1: 8 bytes, 2: length-delimited, 5: 4 bytes), then the value.
+// The functions ..._field encode a protobuf field: the field number and the wire type (0: varint,
+// 1: 8 bytes, 2: length-delimited, 5: 4 bytes), then the value.
 
 std::string integer_field(std::uint64_t number, std::int64_t value) {
   return varint(number << 3) + varint(static_cast<std::uint64_t>(value));

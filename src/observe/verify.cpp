@@ -214,9 +214,8 @@ std::string first_line(const std::string& message) {
   return message.substr(0, message.find('\n'));
 }
 
-/// Runs `step` with `module`, and backward if the result requires grad. The parameters have no
-/// gradients before and after the run. Collective if `step` is collective. Any exception except
-/// PeerError becomes an Error with the name of the innermost running module.
+/// Runs `step` with `module`, and backward if the result requires grad. Leaves no gradients.
+/// Collective if `step` is collective. The Errors name the innermost running module.
 SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step) {
   Recorder recorder;
   const BackwardOrder order(module);
@@ -410,7 +409,7 @@ class SavedState : tessera::detail::NoCopy {
 };
 
 /// verify() adds this number to the counts of random draws. Without the offset, two forwards could
-/// have equal counts, and FSDP would conclude that the model draws no random numbers.
+/// have equal counts, as if the model drew no random numbers.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 
 /// The number of runs with perturbed weights, which measure the rounding noise. With one run, some
@@ -516,7 +515,7 @@ class Verification {
   }
 
   /// Throws Error if the model draws random numbers and the ranks have different numbers of
-  /// samples. The random numbers of a sample depend on the sample's index in the batch.
+  /// samples: a sample's random numbers depend on its index in the batch.
   void check_rows() const {
     comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
     const auto all = comm::gather_values(group, mesh_.device(), {one_rank_.rows, draws_ ? 1 : 0});

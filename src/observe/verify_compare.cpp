@@ -1,5 +1,5 @@
-// Compares a run of a step on the mesh with a run on one rank. Distributed tensors are gathered,
-// the parts of plain tensors are joined, and the ranks combine their findings.
+// Compares a run of a step on the mesh with a run on one rank. Gathers distributed tensors and
+// joins the parts of plain tensors.
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/view_as_real.h>
@@ -170,8 +170,8 @@ std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const 
              : fmt::format("is {} on the mesh, and {} on one rank", times(here), times(there));
 }
 
-/// Pairs the tensors of the one-rank run, in their order, with the same tensors of the run on the
-/// mesh. `noise`: for each tensor of the one-rank run, how much rounding changes the tensor.
+/// Pairs each tensor of the one-rank run with the same tensor of the mesh run. `noise`: how much
+/// rounding changes each tensor of the one-rank run.
 std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
                            const std::vector<SeenTensor>& one_rank,
                            const std::vector<double>& noise) {
@@ -232,8 +232,8 @@ std::pair<std::string, std::string> first_lines_apart(const std::string& a, cons
   return {line(a), line(b)};
 }
 
-/// Whether a tensor has other sizes on the mesh than on one rank. Such a tensor can be one rank's
-/// part of a larger tensor, whose parts must be joined.
+/// Whether a tensor has other sizes on the mesh than on one rank. The mesh's tensor can then be a
+/// part of the one-rank tensor.
 bool has_other_sizes(const Pair& pair) {
   return pair.on_mesh.defined() && pair.one_rank.defined() &&
          pair.on_mesh.sizes() != pair.one_rank.sizes();
@@ -279,8 +279,8 @@ class PairingRanks {
   }
 
   /// Gathers distributed tensors, and joins plain tensors that are parts of a larger tensor.
-  /// Collective. Throws Error, on every rank, if ranks with the same samples do not have the same
-  /// tensors. If `all` is true, all ranks must have the same tensors.
+  /// Collective. Throws Error, on every rank, if ranks with the same samples (all ranks if `all`)
+  /// have different tensors.
   void make_whole(std::vector<Pair>& pairs, bool all) const {
     agree(all ? mesh_ : peers_, pairs);
     for (Pair& pair : pairs) {
@@ -408,10 +408,10 @@ struct Together {
 };
 
 /// A difference may be this many times the measured rounding noise. A mesh sums in another order
-/// than one rank, so rounding changes a tensor differently, but at most a few times as much.
+/// than one rank, and therefore rounds differently.
 constexpr double kNoises = 8;
 /// A difference may also be this many units in the last place (ulp) of the tensor's largest value,
-/// because perturbing the weights does not measure the rounding noise of every sum.
+/// because the measured rounding noise can miss some sums.
 constexpr double kRoundings = 8;
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_input, layout, at,
@@ -431,8 +431,8 @@ struct OfRanks {
   }
 };
 
-/// Gathers the findings of all ranks. The result has the tensors of rank 0 first, in the order of
-/// rank 0's list, and then the tensors that only other ranks found.
+/// Gathers the findings of all ranks: first the tensors of rank 0, then the tensors that only other
+/// ranks found.
 std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   // Findings are sent as CBOR, because JSON text cannot represent infinity.
   std::string text;

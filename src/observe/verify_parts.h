@@ -40,8 +40,8 @@ struct SeenRun {
 struct Noise {
   std::vector<double> tensors, gradients;
 };
-/// Raises `noise` to at least the differences between `run` and `other`, two runs of one step. Sets
-/// infinity for a tensor that one run lacks or that has other sizes in the other run.
+/// Raises `noise` to at least the differences between two runs of one step. The noise becomes
+/// infinite for a tensor that has other sizes in one run or is missing.
 void raise_noise(Noise& noise, const SeenRun& run, const SeenRun& other);
 
 /// Returns the names of the dimensions of `mesh` that are not in `dims`.
@@ -50,8 +50,8 @@ std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<st
 /// integers, which are exact.
 double epsilon_of(c10::ScalarType type);
 
-/// Compares this rank's run on the mesh with its one-rank run. The report is equal on every rank.
-/// Collective over `mesh`. Throws Error, on every rank, if the ranks did not call the same modules.
+/// Compares this rank's run on the mesh with its one-rank run. Every rank returns the same report.
+/// Collective over `mesh`. Throws Error, on every rank, if the ranks called different modules.
 VerifyReport compare(const SeenRun& on_mesh, const SeenRun& one_rank, const Noise& noise,
                      const DeviceMesh& mesh, const VerifyOptions& options);
 

@@ -40,15 +40,15 @@ bool is_narrow(const at::Tensor& moments) {
   return moments.scalar_type() == c10::ScalarType::BFloat16;
 }
 
-/// Whether kernels::adamw() updates the shards of `batch`. libtorch's kernels do not support
-/// moments (running means) in bf16. All other shards on a CPU are updated by libtorch's kernel, so
-/// that the bits are the same as in earlier versions of this library.
+/// Whether kernels::adamw() updates the shards of `batch`. libtorch's kernels do not support bf16
+/// moments. libtorch's kernel updates all other CPU shards, so that results keep their bits across
+/// library versions.
 bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
 }
 
-/// Returns the random number stream for rounding a parameter's moments (running means). The stream
-/// depends on the parameter's FQN or, without an FQN, on the parameter's index in the optimizer.
+/// Returns the random stream for rounding a parameter's moments (running means). The stream depends
+/// on the parameter's FQN, or on the parameter's index if there is no FQN.
 std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
   const std::string name = slot.fqn().empty() ? std::to_string(index) : slot.fqn();
   return stream_of(("optim::AdamW " + name).c_str());
@@ -122,8 +122,8 @@ void AdamW::update_by_kernel(const Batch& batch, std::size_t group) {
                        .gradient_factor = batch.gradient_factor});
 }
 
-/// Returns the learning rate as a tensor on `device`. The tensor is written only when the rate
-/// changes: a step in a CUDA graph reads the current rate at each replay.
+/// Returns the learning rate as a tensor on `device`. A step in a CUDA graph reads the tensor at
+/// each replay.
 at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
   const double value = lr(group);
   const auto found = std::ranges::find_if(rates_, [&](const Rate& rate) {
@@ -143,8 +143,8 @@ at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
 
 namespace {
 
-/// Returns the names of the state tensors. If one parameter group has momentum, all parameter
-/// groups have momentum buffers, so that each shard has the same number of state tensors.
+/// Returns the names of the state tensors. If one parameter group has momentum, all groups have
+/// momentum buffers, so that all shards have equally many state tensors.
 std::vector<std::string> state_names(const std::vector<Group<SgdOptions>>& groups) {
   const bool momentum = std::ranges::any_of(
       groups, [](const Group<SgdOptions>& group) { return group.options.momentum != 0.0; });

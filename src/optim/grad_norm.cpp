@@ -35,14 +35,12 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
          std::ranges::all_of(part.ranks(), [&](int rank) { return contains(mesh, rank); });
 }
 
-/// Decides which rank adds a local gradient to the norm. A (dp=2, tp=2) mesh has two TP submeshes:
-/// ranks 0 and 1, ranks 2 and 3. If both have copies of a parameter, one copy is added. If their
-/// parameters differ (experts, pipeline stages), the gradients of both are added.
+/// Decides which rank adds a local gradient to the norm. Submeshes with copies of one parameter add
+/// one gradient. Submeshes with different parameters (experts, pipeline stages) add all gradients.
 class Counting {
  public:
-  /// Whether this rank adds its local gradient to the norm: the rank has coordinate 0 along each
-  /// mesh dimension that replicates the gradient, and its mesh is the first with a copy of the
-  /// gradient.
+  /// Whether this rank adds its local gradient to the norm. The rank must have coordinate 0 along
+  /// each replicating mesh dimension, and its mesh must be the first with a copy.
   bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
     const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
     if (coordinate.empty()) {
@@ -156,10 +154,9 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// Returns the norms of all tensors as one fp64 tensor on `device`, by one list kernel for each
-/// dtype and device. Takes the absolute values of complex numbers, as PyTorch does. libtorch's CPU
-/// norm has few fp32 accumulators: for 7 million elements, the error is 2e-4. So large CPU tensors
-/// are split, and the result has one norm for each piece.
+/// Returns the norms of all tensors as one fp64 tensor on `device`. Splits large CPU tensors, and
+/// returns one norm per piece: libtorch's CPU norm has few fp32 accumulators (error 2e-4 for 7
+/// million elements).
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   constexpr std::int64_t kPiece = 65536;
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
@@ -241,8 +238,8 @@ at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
-    // Copies of a gradient should be equal, but one rank's copy can be NaN or infinite by an error.
-    // All ranks must then see a NaN or infinite norm, so that all ranks skip the step or stop.
+    // One rank's copy of a gradient can be NaN or infinite by an error. All ranks must see the NaN
+    // or infinity, so that all ranks skip the step or stop.
     const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
     // x - x is 0 only if x is finite; the expression replaces isfinite(), which has no meta kernel.
     const at::Tensor not_finite = uncounted.masked_fill((uncounted - uncounted).eq(0.0), 0.0);
@@ -345,8 +342,8 @@ std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPt
   return !found.empty() ? found : listed(joint, now, "on ", ", these gradients are not finite: ");
 }
 
-/// Computes the norm. If options.error_if_nonfinite is set, throws Error for a NaN or infinite
-/// norm. The norm is the same on every rank, so all ranks throw or none does.
+/// Computes the norm, equal on every rank. Throws Error for a NaN or infinite norm if
+/// options.error_if_nonfinite is set.
 kernels::NormAndFactor checked_norm(const GradTerms& terms,
                                     const std::vector<nn::SlotPtr>& parameters,
                                     const NormOptions& options,

@@ -1,6 +1,5 @@
-// Loss scaling. Gradients remain scaled until step(), whose kernels divide the gradients in fp32.
-// The norm for clipping is infinite or NaN if a gradient overflowed. So the check for overflows
-// needs no other all-reduce, and the host waits once per step.
+// Loss scaling. step() divides the gradients in its kernels. The norm for clipping is infinite or
+// NaN if a gradient overflowed, so the overflow check needs no other all-reduce.
 
 #include "tessera/optim/grad_scaler.h"
 
@@ -23,9 +22,8 @@
 namespace tessera::optim {
 namespace {
 
-/// Throws Error if the optimizer updates a parameter that is not in `parameters` and has a
-/// gradient. This gradient was not checked for overflow, and is not included in the clipping
-/// factor.
+/// Throws Error if the optimizer updates a parameter that has a gradient but is not in
+/// `parameters`: the gradient was neither checked for overflow nor clipped.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
     return;  // `parameters` is the optimizer's own list

@@ -24,8 +24,8 @@ struct Piece {
   c10::ScalarType dtype;
 };
 
-/// A buffer for several tensors of one dtype on one device. `numel`: in the first pass of zeros(),
-/// the buffer's size so far; in the second pass, the number of elements that have views.
+/// A buffer for several tensors of one dtype on one device. In the first pass of zeros(), `numel`
+/// is the buffer's size so far; in the second pass, the number of elements that have views.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
@@ -33,12 +33,12 @@ struct Buffer {
   at::Tensor memory = {};
 };
 
-/// The alignment of state tensors in bytes, for vector accesses of 16 bytes. Shards that are joined
-/// have sizes that are multiples of this alignment, so their states remain adjacent.
+/// The alignment of state tensors in bytes. The sizes of joined shards are multiples of this
+/// alignment, so the states of joined shards are adjacent too.
 constexpr std::int64_t kStateAlignment = 16;
 
 /// Makes tensors of zeros, with one allocation for each dtype and device. The first pass adds up
-/// sizes; the second pass makes views. Each view begins at a multiple of `alignment` bytes.
+/// sizes; the second pass makes views.
 std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t alignment) {
   std::vector<Buffer> buffers;
   const auto buffer_of = [&](const Piece& piece) -> Buffer& {
@@ -71,8 +71,7 @@ std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t ali
 
 }  // namespace
 
-/// Redistributes a Partial gradient. (Backward computes a Partial gradient for a replicated
-/// parameter if inputs are sharded.) The result replaces `.grad`, so that clipping and the step
+/// Redistributes a Partial gradient. The result replaces `.grad`, so that clipping and the step
 /// reduce the gradient only once.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   const at::Tensor& parameter = slot.persistent();

@@ -17,17 +17,15 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::optim {
 
-/// Returns the gradient of a slot's persistent parameter; undefined if the parameter has no
-/// gradient. A gradient of another layout than the parameter's, such as Partial, is redistributed
-/// and stored in `.grad`, which is collective.
+/// Returns the gradient of a slot's persistent parameter; undefined if there is no gradient. A
+/// gradient with another layout than the parameter is redistributed (collective) and stored in
+/// `.grad`.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot);
 
-/// Throws Error, on all ranks of a root mesh, if gradients that must be equal on several ranks
-/// differ (nn::detail::check_copies()). Gradients of plain parameters must be equal on all ranks of
-/// the largest root mesh. A list of parameters is compared only at the first call with this list,
-/// or at every call with TESSERA_DEBUG=1. Nothing is compared if all parameters are plain, or if
-/// NormOptions::over is set, because ranks can then have different parameters. Collective over the
-/// root meshes of the parameters.
+/// Throws Error, on all ranks, if gradients that must be equal on several ranks differ. Compares a
+/// list of parameters only at the first call with the list, or always with TESSERA_DEBUG=1. Does
+/// nothing if all parameters are plain or NormOptions::over is set. Collective over the root meshes
+/// of the parameters.
 void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const char* what,
                            const NormOptions& options = {});
 
@@ -42,8 +40,8 @@ at::Tensor flat_view(const at::Tensor& first, std::int64_t numel);
 /// one tensor. `tensors` can have different dtypes and devices.
 std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors);
 
-/// Multiplies the tensors in place by `factor`, a plain 0-d tensor on any device. Each result is
-/// rounded once; the multiplication uses the factor in fp32, or in fp64 for fp64 tensors.
+/// Multiplies the tensors in place by `factor`, a plain 0-d tensor on any device. The product is
+/// rounded once.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor);
 
 /// The dtype in which an optimizer updates a tensor of dtype `dtype`: fp32 if `dtype` is narrower
@@ -51,8 +49,7 @@ void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor);
 c10::ScalarType update_type(c10::ScalarType dtype);
 
 /// Makes zero tensors with the sizes and devices of `tensors` and the types `dtypes`. Results of
-/// one dtype and device are one after another in a buffer, so that a kernel can update many tensors
-/// as one. Each result begins at a multiple of 16 bytes, for vector accesses.
+/// one dtype and device are adjacent in memory, so that a kernel can update many tensors as one.
 std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
                                      const std::vector<c10::ScalarType>& dtypes);
 /// Makes a step counter (0-d, fp32, value 0) for each of `tensors`, on the tensor's device. The
@@ -88,14 +85,13 @@ struct GradTerms {
   std::optional<c10::Device> device;
 };
 
-/// Collects the gradients of `parameters`. Reduces Partial gradients, which is collective over
-/// their meshes. The joint mesh (GradTerms::joint) is options.over, by default the largest root
-/// mesh. Throws Error if the joint mesh does not contain the other meshes.
+/// Collects the gradients of `parameters`, and reduces Partial gradients (collective over their
+/// meshes). GradTerms::joint is options.over, or by default the largest root mesh. Throws Error if
+/// GradTerms::joint does not contain the other meshes.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
-/// Returns the p-norm of all gradients, and the factor that clips the gradients to `max_norm`
-/// (undefined if `max_norm` is nullopt). Both are plain 0-d tensors, the same on every rank of the
-/// joint mesh. Collective: one all-reduce.
+/// Returns the p-norm of all gradients, and the factor that clips to `max_norm` (undefined without
+/// `max_norm`). Both are plain 0-d tensors, equal on all ranks of the joint mesh. Collective.
 kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
                                   std::optional<double> max_norm = std::nullopt);
 

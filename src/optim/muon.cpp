@@ -31,10 +31,9 @@ struct SpreadMatrix {
   friend bool operator==(const SpreadMatrix&, const SpreadMatrix&) = default;
 };
 
-/// For work that needs whole matrices: sends the shards of each matrix to one rank of the mesh, the
-/// owner of the matrix, and sends the result back. Owners are chosen so that the work (rows *
-/// columns * min(rows, columns) for a matrix) is balanced. If a mesh dimension replicates a matrix,
-/// the owner receives the shards of its own replica, and all replicas receive the result.
+/// Sends the shards of each matrix to one rank of the mesh, the matrix's owner, and sends the
+/// result back. Owners are chosen so that the work is balanced. All replicas of a matrix receive
+/// the result.
 class MatrixExchange {
  public:
   /// Chooses the owner of each matrix. Not collective: each rank computes the same owners.
@@ -45,8 +44,7 @@ class MatrixExchange {
   using Work = std::function<at::Tensor(std::size_t matrix, const at::Tensor& whole)>;
   /// `locals`: this rank's shard of each matrix, of one dtype. Calls `work` for each matrix that
   /// this rank owns; `work` returns a tensor of the same sizes and dtype. Returns this rank's shard
-  /// of each result. Collective over the mesh: two all-to-alls. The first sends each element once
-  /// to the owner, the second sends each element of the result to all ranks that have the element.
+  /// of each result. Collective over the mesh: two all-to-alls.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& locals, const Work& work) const;
 
  private:
@@ -82,9 +80,8 @@ double work_of(const SpreadMatrix& matrix) {
   return rows * columns * std::min(rows, columns);
 }
 
-/// Chooses owners greedily: takes the matrices in order of decreasing work, and gives each matrix
-/// to the rank with the least work so far. The sort is stable and ties go to the first rank, so
-/// that every rank computes the same owners.
+/// Chooses owners greedily: matrices in order of decreasing work, each for the rank with the least
+/// work so far. The sort is stable, so that every rank computes the same owners.
 std::vector<std::int64_t> deal(const std::vector<SpreadMatrix>& matrices, std::int64_t ranks) {
   std::vector<std::size_t> order(matrices.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -292,10 +289,9 @@ double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
                                              : 0.2 * std::sqrt(std::max(rows, columns));
 }
 
-/// Approximates the orthogonal matrix nearest to `matrix` (U V^T of its singular value
-/// decomposition, with singular values of about 0.7 to 1.2), by a quintic Newton-Schulz iteration
-/// in the dtype of `matrix`, as in torch.optim.Muon, after Keller Jordan. `matrix`: (rows,
-/// columns), plain. A matrix of zeros gives zeros.
+/// Approximates U V^T of the singular value decomposition of a plain `matrix` by a quintic
+/// Newton-Schulz iteration, as torch.optim.Muon does (after Keller Jordan). The result's singular
+/// values are about 0.7 to 1.2.
 at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& coefficients,
                          int steps, double eps) {
   const auto [a, b, c] = coefficients;
@@ -340,9 +336,8 @@ class Muon::Exchange {
     return mesh_ == mesh && dtype_ == dtype;
   }
   void add(const ShardUpdate& shard) { shards_.push_back(shard); }
-  // Exchanges the matrices and updates the shards. Collective over the mesh. Every rank exchanges
-  // the same matrices in the same order, also matrices without a gradient on this rank
-  // (updates_without_gradient).
+  // Exchanges the matrices and updates the shards. Collective over the mesh: every rank exchanges
+  // the same matrices in the same order, with or without a gradient.
   void run(Muon& muon, double factor) {
     drop_unused();
     if (shards_.empty()) {

@@ -349,8 +349,8 @@ std::int64_t requested_decay(const LrScheduleOptions& o) {
   return std::llround(o.decay_ratio * static_cast<double>(o.steps));
 }
 
-/// Returns the number of steps in which the learning rate falls: at most the steps after warm-up. A
-/// longer decay would begin during the warm-up, and the rate would drop suddenly after it.
+/// Returns the number of steps in which the learning rate falls. A decay that began during the
+/// warm-up would make the rate drop suddenly afterwards.
 std::int64_t decay_steps(const LrScheduleOptions& o) {
   return std::min(requested_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
 }

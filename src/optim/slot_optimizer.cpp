@@ -1,7 +1,6 @@
-// The base class of optimizers selects the parameters for a step, creates and checks optimizer
-// state, and makes lists of tensors for kernels. FSDP places the shards of a unit one after another
-// in memory, and the optimizer does the same with their states. Adjacent shards are updated as one
-// tensor if this does not change any bit of the result.
+// The base class of optimizers selects parameters, makes optimizer state, and makes lists of
+// tensors for kernels. Adjacent shards and their states are updated as one tensor if no bit of the
+// result changes.
 
 #include "tessera/optim/slot_optimizer.h"
 
@@ -105,7 +104,7 @@ c10::ScalarType SlotOptimizer::state_dtype(std::size_t /*group*/, c10::ScalarTyp
 }
 
 /// Multiplies the gradients by the factor `given`; skips the step if the factor is NaN or infinite.
-/// On a CPU the host reads the factor; on a GPU only kernels do, so the host does not wait.
+/// On a GPU only kernels read the factor, so the host does not wait.
 void SlotOptimizer::update(const GradientFactor& given) {
   GradientFactor factor = given;
   const comm::CallerScope caller("optimizer step");
@@ -160,7 +159,7 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
 }
 
 /// Creates missing state, so that a checkpoint can be loaded before the first step. The returned
-/// tensors share the memory of the state, so a checkpoint is loaded directly into the state.
+/// tensors share the state's memory.
 std::vector<StateTensor> SlotOptimizer::state() {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::size_t> shown;
@@ -203,9 +202,9 @@ void SlotOptimizer::note_counters() {
 
 namespace {
 
-/// The number of fp32 elements in a cache line. libtorch's fused CPU kernels compute the elements
-/// after the last complete vector with other code, which rounds differently. A shard whose size is
-/// a multiple of this number has no such elements, even if several threads divide the shard.
+/// The number of fp32 elements in a cache line. libtorch's fused CPU kernels round the elements
+/// after the last complete vector differently. Shards whose size is a multiple of this number have
+/// no such elements.
 constexpr std::int64_t kCacheLine = 16;
 
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
@@ -238,9 +237,8 @@ bool in_place(const ShardUpdate& shard) {
          update_type(shard.parameter.scalar_type()) == shard.parameter.scalar_type();
 }
 
-/// Returns the shards that are not empty. If a shard is updated in place, its gradient is converted
-/// to the parameter's dtype and made contiguous, as list kernels require. update_rounded() converts
-/// the gradients of all other shards.
+/// Returns the shards that are not empty. Gradients of shards that are updated in place are
+/// converted to the parameter's dtype and made contiguous, as list kernels require.
 std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
   std::vector<ShardUpdate> kept;
   for (const ShardUpdate& shard : shards) {
@@ -311,9 +309,9 @@ void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
   update_batch(batch, group);
 }
 
-/// Shards with equal `history` have made the same steps. `history` is a hash of the calls of step()
-/// since the host last read the step counter. If the gradient factor is on a device, the host does
-/// not know the number of steps, because a step counts only if the factor is finite.
+/// `history` is a hash of the step() calls since the host last read the step counter. Shards with
+/// equal `history` have made the same steps. With a gradient factor on a device, the host does not
+/// know the number of steps.
 void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   if (!counts_steps_) {
     return;
@@ -336,11 +334,9 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   }
 }
 
-/// Whether two shards can be updated as one tensor. The shards, their gradients and their states
-/// must be adjacent in memory, and both shards must have made the same steps, because a tensor has
-/// one step number. The size of the first shard must be a multiple of kCacheLine. Otherwise the
-/// next shard would affect the rounding of the first shard's last elements, and tensor-parallel
-/// ranks whose copies of a parameter precede different shards could compute different values.
+/// Whether two shards can be updated as one tensor: adjacent in memory, and with the same steps.
+/// The first shard's size must be a multiple of kCacheLine, so that the second shard does not
+/// affect the rounding of the first.
 bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);
@@ -396,8 +392,8 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // `rounded` gets the new values. A kernel cannot write to `rounded`, because the dtype of
-  // `rounded` is narrower than the dtype of the update, or its memory is not contiguous.
+  // `rounded` gets the new values. Kernels cannot write to `rounded`, because `rounded` has a
+  // narrower dtype than the update or is not contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();

@@ -12,9 +12,8 @@
 namespace tessera::planning {
 namespace {
 
-/// A model's memory and time are extrapolated from plans with 4 and 6 layers. The first and last
-/// layers differ from the middle layers, because FSDP prefetches units and does not free the last
-/// unit. The plans differ by two layers, because two types of layers can alternate.
+/// A model's memory and time are extrapolated from models with 4 and 6 layers. The two models
+/// differ by two layers, because two types of layers can alternate.
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
 /// Replaces the layer index n in a name such as "model.layers.3" by the result of number(n).
@@ -33,9 +32,9 @@ std::string renumbered(const std::string& name, const std::string& container,
   return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
 }
 
-/// Returns the memory of each part of a step (MomentMemory), by the part's name. Names count the
-/// layers of the second half from the end (-1 is the last layer), so that the last layers have the
-/// same names in plans with different `layers`.
+/// Returns the memory of each part of a step, by the part's name. Names count the layers of the
+/// second half from the end (-1 is the last layer), so that models of different depth have the same
+/// names.
 std::map<std::string, double> bytes_by_moment(const RankPlan& plan, const std::string& container,
                                               std::int64_t layers) {
   std::map<std::string, double> bytes;

@@ -16,8 +16,8 @@ namespace tessera::planning {
 namespace {
 
 /// The known machines. FLOP/s are for dense matrix products, link rates for one direction. Network
-/// rates are for the vendor's eight-GPU machine with one network card per GPU. The `..._share`
-/// fields of all machines have their default values, measured on an H200.
+/// rates are for eight GPUs with one network card each. The `..._share` fields have their defaults,
+/// measured on an H200.
 const std::vector<Machine>& presets() {
   static const std::vector<Machine> list = [] {
     const auto gpu = [](const char* name, double memory, double fp8, double half, double fp32,

@@ -62,8 +62,8 @@ class Submesh {
   }
 
  private:
-  /// For each dimension of the root mesh: the change of the submesh coordinate if the root
-  /// coordinate grows by 1; empty if the rank at the larger root coordinate is not in the submesh.
+  /// For each dimension of the root mesh: how the submesh coordinate changes if the root coordinate
+  /// grows by 1; empty if the next rank is outside of the submesh.
   std::vector<Coordinate> steps_;
   std::size_t ndim_;
 };
