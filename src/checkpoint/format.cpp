@@ -135,8 +135,8 @@ at::Tensor local_block(const at::Tensor& local, const Box& box) {
 
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out) {
-  // Reads and sums 256 KiB at a time, so that the bytes are still in the L2 cache when they are
-  // summed. With 1 MiB at a time, the checksums took 1.9 times as long.
+  // Reads and sums 256 KiB at a time, so that the bytes are still in the L2 cache for the checksum.
+  // Checksums of 1 MiB at a time took 1.9 times as long.
   constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
   std::uint32_t sum = 0;
   while (!out.empty()) {
@@ -168,8 +168,8 @@ namespace {
 
 using c10::ScalarType;
 
-/// The dtypes of the safetensors format that libtorch supports, in the order of the enum in Hugging
-/// Face's safetensors library. That library sorts the tensors of a file by this order.
+/// The safetensors dtypes that libtorch supports. The order is that of the safetensors library,
+/// which sorts a file's tensors by dtype.
 constexpr SafetensorsDtype kDtypes[] = {
     {"BOOL", ScalarType::Bool},
     {"U8", ScalarType::Byte},
@@ -199,8 +199,7 @@ const SafetensorsDtype* find_where(Predicate predicate) {
 }
 
 /// Whether UTF-8 text begins with a control character (U+0000 to U+001F, U+007F to U+009F) or a
-/// bidirectional override (U+202A to U+202E, U+2066 to U+2069). In a terminal, a name with such a
-/// character can look like another name.
+/// bidirectional override (U+202A to U+202E, U+2066 to U+2069).
 bool begins_with_control(std::string_view text) {
   const auto within = [text](std::size_t i, unsigned char first, unsigned char last) {
     const auto byte = static_cast<unsigned char>(text[i]);

@@ -43,9 +43,8 @@ void for_each_run(std::span<const std::int64_t> sizes, std::span<const std::int6
 /// (on the host, or converted to another dtype) are small.
 inline constexpr std::int64_t kMostPieceBytes = std::int64_t{32} << 20;
 
-/// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order. A piece has
-/// at most `most_elements` elements: a range of rows or, if a row has more elements, a part of a
-/// row. A scalar is one piece; an empty block has no pieces.
+/// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order. A piece is a
+/// range of rows, or a part of one row, of at most `most_elements` elements.
 void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_elements,
                     const std::function<void(std::span<const std::int64_t> offset,
                                              std::span<const std::int64_t> sizes)>& visit);
@@ -69,8 +68,7 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
   return tessera::detail::ceil_div(bytes, kGranuleBytes);
 }
 
-/// Reads up to 1 MiB at `offset` of a file into `out`, and returns the CRC-32C of these bytes.
-/// Reads and checksums 256 KiB at a time, so that the bytes are still in the CPU's cache.
+/// Reads up to 1 MiB at `offset` of a file into `out`. Returns the CRC-32C of these bytes.
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
@@ -104,20 +102,20 @@ const SafetensorsDtype* find_dtype(c10::ScalarType type);
 /// product of the nonzero sizes overflows 64 bits.
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype);
 
-/// Whether UTF-8 text has a control character or a bidirectional override. Such a character could
-/// start a new line in a message or make a terminal display a different name.
+/// Whether UTF-8 text has a control character or a bidirectional override. A terminal could display
+/// such text as a different name.
 bool has_control_character(std::string_view text);
 
 /// Returns JSON as ASCII text for messages, because JSON from a file can contain any characters.
 std::string ascii(const nlohmann::json& value);
 
-/// Throws Error for an unsafe tensor name: a name that is empty, is longer than 4 KiB, contains a
-/// control character, a bidirectional override, a path separator or "..", or equals "__metadata__",
-/// the key of the metadata in the header.
+/// Throws Error for a tensor name that is empty, reserved ("__metadata__"), longer than 4 KiB, or
+/// unsafe. Unsafe names contain a control character, a bidirectional override, a path separator or
+/// "..".
 void check_tensor_name(std::string_view name);
 
-/// Returns the natural number in the JSON `value`. Throws Error unless `value` is a natural number
-/// of at most 2^63 - 1. `what`: the subject of the error message, for example "its shape".
+/// Returns the natural number in the JSON `value`. Throws Error for other values and above 2^63 -
+/// 1. `what`: the subject of the error message, for example "its shape".
 std::int64_t natural_number(const nlohmann::json& value, const char* what);
 
 /// Parses a list of natural numbers, one number for each dimension of a tensor. Throws Error for
@@ -125,9 +123,8 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what);
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
 
 /// Writes a safetensors file block by block, so that only one block is in memory. The constructor
-/// creates a temporary file next to `path` and reserves its disk space. finish() renames the file
-/// to `path`. Without finish(), the destructor or the next writer of `path` removes the temporary
-/// file. The bytes equal those that Hugging Face's safetensors library writes. Not thread safe.
+/// reserves disk space for a temporary file. finish() renames the temporary file to `path`. Not
+/// thread safe.
 class SafetensorsWriter {
  public:
   struct Item {
@@ -135,9 +132,8 @@ class SafetensorsWriter {
     c10::ScalarType dtype;
     std::vector<std::int64_t> sizes;
   };
-  /// Throws Error for duplicate or invalid names, for a type that safetensors lacks, and if the
-  /// disk is full. If `sums` is not null, `sums` receives all bytes of the file; tensors must then
-  /// be written in the order of names().
+  /// Throws Error for invalid or duplicate names, unsupported dtypes, or a full disk. A non-null
+  /// `sums` receives all bytes of the file. Tensors must then be written in the order of names().
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<Item>& items,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}},
                     GranuleSums* sums = nullptr);

@@ -26,8 +26,8 @@ constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
 /// the memory, because comparisons convert small dtypes to wider dtypes.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
-/// Returns, for a message, the names of the tensors that have bytes in the range [begin, end) of a
-/// file. Each name is followed by the position, within the tensor, of the first such byte.
+/// Returns the tensors that have bytes in the range [begin, end) of a file, as text. The text
+/// contains the position of the first such byte in each tensor.
 std::string tensors_at(const SafetensorsFile& file, std::uint64_t begin, std::uint64_t end) {
   std::vector<std::string> names;
   for (const auto& [name, entry] : file.tensors()) {

@@ -95,9 +95,8 @@ void add_all_names(const Manifest& manifest, const StateDict& state, std::set<st
   add(state.rank_states);
 }
 
-/// Throws Error for a pattern of options.exclude that matches no name, because the pattern is
+/// Throws Error for a pattern of options.exclude that matches no name in `names`: the pattern is
 /// probably mistyped. "optimizer.**" is always allowed, because a step may have no optimizer state.
-/// `names`: the names of the state's tensors. `folder`: the folder of the step.
 void check_exclude(const Manifest& manifest, const StateDict& state, std::set<std::string> names,
                    const std::filesystem::path& folder, const LoadOptions& options) {
   if (options.exclude.empty()) {
@@ -123,9 +122,8 @@ void load_object(const std::string& name, const std::function<void()>& load) {
   }
 }
 
-/// Loads this rank's state into `object`. `of_ranks`: the object's states on all ranks that saved
-/// the step. If the number of ranks has changed, rank 0 loads the merged states, and the other
-/// ranks reset `object`.
+/// Loads this rank's state into `object`. `of_ranks`: the states that the saving ranks stored. If
+/// the number of ranks has changed, rank 0 loads the merged states, and other ranks reset `object`.
 void load_rank_state(RankState& object, const json& of_ranks, int rank, int world_size) {
   if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
     object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));
@@ -170,9 +168,8 @@ void set_dropout_calls(nn::ModuleBase& module, const json& saved, const LoadOpti
   });
 }
 
-/// Throws Error unless all ranks requested the same load. Rank 0 chooses the step, but each rank
-/// applies its own LoadOptions. If the options differed, some ranks would load values that other
-/// ranks do not load.
+/// Throws Error unless all ranks requested the same load. With different LoadOptions, the ranks
+/// would load different tensors.
 void check_same_request(comm::World& world, const fs::path& path, const LoadOptions& options) {
   std::int64_t own = 0;
   run_or_fail_on_all(world, [&] {
@@ -193,8 +190,8 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
 StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
   std::string text;
-  // A step that Tessera saved must have checksums; shards that PyTorch wrote need none. Only rank 0
-  // knows the writer, so only rank 0 throws an error for missing checksums.
+  // A step that Tessera saved must have checksums; shards from PyTorch need none. Only rank 0 knows
+  // the writer, so only rank 0 throws.
   Checksums checksums = Checksums::kOptional;
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {

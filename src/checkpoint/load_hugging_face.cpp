@@ -1,6 +1,6 @@
-// load_hugging_face() has three passes: match parameters with the tensors in the files, and compare
-// sizes and types; check that the parameters can be written; fill the parameters. The first two
-// passes change nothing. Filling begins only after all ranks have finished these passes.
+// load_hugging_face() matches parameters with tensors in files, checks that the parameters can be
+// written, and then fills the parameters. Filling begins only after all ranks have passed the
+// checks.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>

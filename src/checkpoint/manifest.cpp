@@ -1,6 +1,5 @@
-// The text of a checkpoint's manifest is one JSON object, whose last member is the CRC-32C of all
-// text before this member. A folder of PyTorch's shards has no manifest file; Tessera makes a
-// manifest from the headers of the shards.
+// A manifest is one JSON object. The last member is the CRC-32C of all preceding text. Shards from
+// PyTorch have no manifest file, so Tessera makes a manifest from their headers.
 
 #include <fmt/format.h>
 
@@ -24,7 +23,7 @@ namespace {
 using nlohmann::json;
 
 /// The maximum number of comparisons between the stored blocks (chunks) of one tensor. The limit
-/// bounds the time for an untrusted manifest. A tensor of 300 x 300 chunks needs fewer comparisons.
+/// bounds the time for an untrusted manifest.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
 /// Returns the dimension with the largest number of different chunk offsets. If the chunks are
@@ -46,9 +45,8 @@ std::size_t widest_dim(const ManifestTensor& tensor) {
 }
 
 /// Throws Error unless the chunks (stored blocks) cover each element of the tensor exactly once.
-/// All chunks must be inside the tensor. Chunks are sorted by their offsets along one dimension, so
-/// that a chunk is compared only with chunks that begin before its end. If no chunks overlap and
-/// their elements add up to those of the tensor, the chunks cover the tensor.
+/// Without overlaps, counting elements is enough. Chunks are sorted, so that few pairs are
+/// compared.
 void check_tiling(const ManifestTensor& tensor) {
   tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if the sizes overflow
   const std::int64_t all = product(tensor.sizes);
@@ -325,8 +323,8 @@ std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::
   }
 }
 
-/// Adds the blocks of one shard file to a manifest. The files do not contain the size of a whole
-/// tensor, so a tensor's size in a dimension is the largest end of its blocks.
+/// Adds the blocks of one shard file to a manifest. The file does not contain the tensor's full
+/// size. The largest end of all blocks determines the size.
 void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
   TESSERA_CHECK(metadata != file.metadata().end(), "its metadata have no key DCP_SHARDING_INFO");

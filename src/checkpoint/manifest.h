@@ -67,9 +67,8 @@ enum class Checksums { kRequired, kOptional };
 /// Whether the checksum at the end of a manifest's text is correct.
 bool is_as_written(std::string_view text);
 
-/// Parses a manifest. Throws Error, with `path`, for a wrong checksum, an unknown version, paths
-/// that lead out of the folder, files without checksums, and tensors whose blocks do not cover each
-/// element exactly once.
+/// Parses a manifest. Throws Error for a wrong checksum, an unknown version, paths outside the
+/// folder, missing file checksums, or blocks that do not cover each element exactly once.
 Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
                         Checksums checksums = Checksums::kRequired);
 
@@ -86,17 +85,16 @@ bool has_torch_hf_shards(const std::filesystem::path& folder);
 /// not read pickles. The message names a converter.
 void refuse_torch_checkpoint(const std::filesystem::path& folder);
 
-/// Makes a manifest, without checksums, from the shard files of PyTorch's writer. A missing last
-/// shard of a tensor is not detected, because the tensor then looks smaller. Throws Error for
-/// invalid files, for files without block offsets, for files of a Tessera save whose manifest is
-/// missing, and for blocks that overlap or do not cover their tensor.
+/// Makes a manifest, without checksums, from shard files of PyTorch's writer. A missing last shard
+/// of a tensor is not detected. Throws Error for other or invalid files, and for blocks that
+/// overlap or leave gaps.
 Manifest manifest_of_shards(const std::filesystem::path& folder);
 
 /// Reads the manifest of a saved step, or makes a manifest from the shards of PyTorch's writer.
 Manifest manifest_in(const std::filesystem::path& folder);
 
-/// Returns the overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
-/// `local_offset` of the result is relative to the start of the second block.
+/// Returns the overlap of two blocks of one tensor, or nullopt. The result's `local_offset` is
+/// relative to the start of the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes,
                                 std::span<const std::int64_t> other_offset,

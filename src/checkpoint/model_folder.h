@@ -19,11 +19,9 @@ inline constexpr const char* kIndexFile = "model.safetensors.index.json";
 inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 
-/// The weights of a Hugging Face model folder: model.safetensors, or the shards that
-/// model.safetensors.index.json lists. The constructor reads all headers and checks them against
-/// the index. Throws Error, with the file's name, for a shard outside the model folder (links into
-/// the blobs of a Hugging Face cache are followed), and for a folder with an adapter, because other
-/// programs would load the adapter together with its base model.
+/// The weights of a Hugging Face model folder: one file, or shards with an index. The constructor
+/// checks all headers against the index. Throws Error for shards outside the folder (links into a
+/// Hugging Face cache are allowed) and for folders with an adapter.
 class ModelFiles {
  public:
   explicit ModelFiles(const std::filesystem::path& folder);
@@ -43,16 +41,14 @@ class ModelFiles {
   std::map<std::string, const SafetensorsFile*> tensors_;
 };
 
-/// Throws Error if weights of `bytes` bytes cannot be exported to `folder`: the folder cannot be
-/// created or written, its file system has too little free space, or the folder has a different
-/// configuration. Also throws Error if the folder would then contain both a model and an adapter.
-/// Writes nothing. `config_file`: the file name of the configuration.
+/// Throws Error if weights of `bytes` bytes cannot be exported to `folder`. Reasons: permissions,
+/// free space, a different configuration, or a mix of model and adapter. Writes nothing.
+/// `config_file`: the file name of the configuration.
 void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
                          std::int64_t bytes, const char* config_file = "config.json");
 
-/// Returns `config_json` with the dtype of the exported weights. fp32 is not added to a
-/// `config_json` without a dtype, because readers assume fp32. Throws Error for a dtype that
-/// exports do not support.
+/// Returns `config_json` with the dtype of the exported weights. Adds no dtype for fp32, because
+/// readers assume fp32. Throws Error for a dtype that exports do not support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
@@ -70,10 +66,9 @@ class ExportFolder {
   void write(const std::string& name, std::span<const std::int64_t> offset,
              const at::Tensor& block);
 
-  /// Gives the export's files their final names. A reader that opens the folder at any moment, even
-  /// after a crash, finds either the complete older model or the complete new model: one rename, of
-  /// the single file or of the index, switches between the two. The older shards are removed last;
-  /// a reader that has opened the older index then gets an error, never weights of both models.
+  /// Gives the export's files their final names. One rename, of the single file or of the index,
+  /// replaces the older model. The older shards are removed last. A reader therefore never gets
+  /// weights of both models.
   void publish();
 
  private:

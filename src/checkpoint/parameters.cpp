@@ -18,8 +18,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Returns the parameters of a module, each parameter once, in order of registration. A tied
-/// parameter is listed with all of its FQNs, because files can use any of the FQNs.
+/// Returns each parameter of a module once, in order of registration. A tied parameter has all of
+/// its FQNs, because files can use any of the FQNs.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::vector<std::string>> names;
   nn::visit_modules(module,
@@ -37,8 +37,7 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
 }
 
 /// Returns the tensors in which files store the optimizer state `tensor` of a parameter. State with
-/// the parameter's sizes is split like the parameter. Other state, such as a counter, is stored
-/// whole, once for each part of a fused parameter.
+/// the parameter's sizes is split like a fused parameter. Other state is repeated for each part.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);

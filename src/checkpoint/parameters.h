@@ -92,13 +92,12 @@ struct StoredTensor {
   void visit_own(const at::Tensor& parameter, const Visit& visit) const;
 };
 
-/// Returns the tensors that store a parameter in files: one tensor under the FQN of the parameter
-/// or, for a fused parameter, one tensor for each part. The modules of the parts are siblings of
-/// the parameter's module ("layers.0.qkv.weight" is stored as "layers.0.q.weight" and so on).
+/// Returns the tensors that store a parameter in files. A fused parameter has one tensor for each
+/// part. For example, "layers.0.qkv.weight" is stored as "layers.0.q.weight" and so on.
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot);
 
-/// A checkpoint tensor, and the model or optimizer tensor whose values it stores. A fused parameter
-/// has one StateEntry for each part, so that models with and without fusion can load the parts.
+/// A checkpoint tensor, and the model or optimizer tensor with the values. A fused parameter has
+/// one StateEntry for each part.
 struct StateEntry {
   nn::SlotPtr slot;          ///< for optimizer state, the slot of its parameter
   bool is_parameter = true;  ///< true for a parameter or buffer, false for optimizer state
@@ -107,8 +106,8 @@ struct StateEntry {
   std::vector<std::string> names;  ///< the tensor's names; several for a tied parameter
 };
 
-/// Returns the entries of all tensors that a checkpoint of `state` stores. Ranks with the same
-/// state get equal lists. Throws Error for optimizer state of a parameter that the model lacks.
+/// Returns the entries of all tensors that a checkpoint of `state` stores, in the same order on all
+/// ranks. Throws Error for optimizer state of a parameter that the model lacks.
 std::vector<StateEntry> state_entries(const StateDict& state);
 
 }  // namespace tessera::checkpoint

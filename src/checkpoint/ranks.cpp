@@ -116,8 +116,8 @@ class Gather {
     }
   }
 
-  // Sends the tensor in rounds. A round transfers a range of rows of every rank's shard. The
-  // largest shard determines the number of rounds, so that the number is equal on every rank.
+  // Sends the tensor in rounds. A round transfers some rows of every rank's shard. The largest
+  // shard determines the number of rounds, so the number is equal on all ranks.
   void run(std::int64_t round_elements) {
     std::int64_t rows = 0, row_elements = 1;
     for (const auto& part : parts_) {
@@ -152,8 +152,8 @@ class Gather {
     }
   }
 
-  // Passes the received blocks to the visitor. The all-to-all's result `received` is in the order
-  // of world ranks, which can differ from the order of the ranks in the mesh.
+  // Passes the received blocks to the visitor. `received` is in the order of world ranks, which can
+  // differ from the order of the mesh.
   void deliver(const at::Tensor& received, const std::vector<std::int64_t>& counts,
                std::int64_t begin, std::int64_t end) {
     for (const auto& part : parts_) {

@@ -19,24 +19,23 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// Returns the process group of all ranks. Saves and loads communicate with rank 0 over this group,
-/// because a mesh need not contain rank 0. The first call is collective.
+/// Returns the process group of all ranks for saves and loads. A mesh's groups may lack rank 0. The
+/// first call is collective.
 comm::CommunicatorPtr all_ranks(comm::World& world);
 
-/// Returns a CPU process group of all ranks, used only by sharded saves: a background save uses
-/// this group while the program uses the other groups. The first call is collective.
+/// Returns a CPU process group of all ranks for sharded saves only. A background save can then run
+/// while the program uses other groups. The first call is collective.
 comm::CommunicatorPtr hosts_of_saves(comm::World& world);
 
-/// Runs `work`, which must not communicate, on every rank. If `work` throws on one rank, all ranks
-/// throw an Error with the message of that rank, so that no rank waits for a failed peer.
-/// Collective over `world`.
+/// Runs `work` on every rank. `work` must not communicate. If `work` fails on one rank, all ranks
+/// throw the Error of that rank. Collective over `world`.
 void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 /// Like run_or_fail_on_all() for a World, but for the ranks of the CPU process group `hosts`.
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);
 
-/// Like run_or_fail_on_all(), for work that reads the files of a saved step. All ranks throw
-/// DamagedStep if bytes do not match their checksums, or if a file is missing both for the rank
-/// that failed and for rank 0. All ranks throw a plain Error if a file exists but cannot be read.
+/// Like run_or_fail_on_all(), for work that reads a saved step. All ranks throw DamagedStep for
+/// wrong checksums, or for a file that is missing on the failed rank and on rank 0. Other failures
+/// throw Error.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
 /// A function that gather_blocks() calls on rank 0 with a block of a global tensor. The block
@@ -48,12 +47,10 @@ using BlockVisitor =
 /// collective.
 void check_gatherable(const at::Tensor& tensor, const std::string& name);
 
-/// Sends a plain or distributed tensor to world rank 0, converted to `dtype`. On rank 0, `visit`
-/// receives every element exactly once, in blocks of bounded size. If several ranks have the same
-/// shard, one of them sends the shard. If the mesh is a slice of a larger mesh, all slices must
-/// have equal values. Collective over `world`, unless every rank has the whole tensor. `device`:
-/// tensors are moved to `device` before they are sent. `round_elements`: approximate number of
-/// elements that rank 0 receives at once.
+/// Sends a plain or distributed tensor to world rank 0, as `dtype`. On rank 0, `visit` receives
+/// every element exactly once, in blocks. `device`: the device of the sent blocks.
+/// `round_elements`: roughly how many elements rank 0 receives at once. Collective over `world`,
+/// unless every rank has the whole tensor.
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit,
                    std::int64_t round_elements = std::int64_t{64} << 20);

@@ -33,8 +33,8 @@ namespace {
 
 using nlohmann::json;
 
-// A SavePlan says which rank writes which blocks, and where these blocks are in the local tensors.
-// A SavePlan depends only on the layouts: every rank computes all of it without communication.
+// A SavePlan says which rank writes which blocks of which local tensors. Every rank computes the
+// same SavePlan from the layouts, without communication.
 
 /// Consecutive rows of a stored block (chunk), and where these rows are in the rank's local tensor.
 struct ChunkRows {
@@ -110,9 +110,8 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   return ranks;
 }
 
-/// Returns, for each shard of a tensor, the ranks that have the shard. The result depends only on
-/// the layout, and is equal on every rank. If the mesh is a slice of a root mesh, the other slices
-/// also have the tensor. Throws Error if the ranks of the other slices are unknown.
+/// Returns, for each shard of a tensor, the ranks that have the shard. If the mesh is a slice of a
+/// root mesh, ranks of the other slices are included.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
   // Only rank 0 saves plain tensors: plain buffers, such as a norm's running statistics, can differ
   // between ranks.
@@ -121,8 +120,8 @@ std::vector<Holders> holders_of(const at::Tensor& tensor) {
   }
   const ShardingSpec& spec = sharding_spec(tensor);
   const auto positions = ranks_by_position(spec.mesh);
-  // Ranks with equal coordinates in the mesh dimensions that shard the tensor have the same shard.
-  // The other coordinates are set to 0, so that these ranks have the same key in `holders`.
+  // Ranks with equal coordinates in the sharding mesh dimensions have the same shard. The other
+  // coordinates become 0, so that these ranks have the same key in `holders`.
   std::map<Coordinate, Holders> holders;
   for (std::size_t position = 0; position < positions.size(); ++position) {
     Coordinate coordinate = spec.mesh.shape().coordinate(static_cast<std::int64_t>(position));
@@ -224,9 +223,9 @@ void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
   }
 }
 
-/// Chooses the rank that writes each block: among the ranks that have the block, the rank with the
-/// fewest bytes so far. Blocks that only one rank has come first, then the other blocks from large
-/// to small, so that small blocks even out the differences between ranks.
+/// Chooses the rank that writes each block: the holder with the fewest bytes so far. Blocks with
+/// one holder come first, then larger before smaller blocks, so that small blocks balance the
+/// ranks.
 void choose_ranks(std::vector<PlannedChunk>& chunks, const std::vector<StateEntry>& entries,
                   int world_size) {
   const auto bytes_of = [&](const PlannedChunk* chunk) {
@@ -264,9 +263,8 @@ SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
   return plan;
 }
 
-/// Returns a hash of the save: the folder's path, the names, dtypes, sizes and blocks of the saved
-/// tensors, and `others`, a text that must be equal on all ranks. Ranks that save the same state to
-/// the same folder have equal hashes.
+/// Returns a hash of the folder's path, the layout of the saved tensors, and `others`, a text. The
+/// hash must be equal on all ranks.
 std::int64_t fingerprint(const std::filesystem::path& folder,
                          const std::vector<StateEntry>& entries, const SavePlan& plan,
                          const std::string& others) {
@@ -428,9 +426,8 @@ void check_entries(const std::vector<StateEntry>& entries) {
   }
 }
 
-/// Throws Error unless all ranks plan the same save. Ranks with different models would write blocks
-/// that contradict the manifest; a rank with another step number would overwrite the files of an
-/// older step.
+/// Throws Error unless all ranks plan the same save. Otherwise ranks could write blocks that
+/// contradict the manifest, or overwrite files of an older step.
 void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
   const auto others = comm::ranks_that_differ(hosts, c10::kCPU, own);
   TESSERA_CHECK(
@@ -618,8 +615,8 @@ void complete_files(Manifest& manifest, const std::vector<std::string>& of_ranks
   }
 }
 
-/// Writes all files and commits the step. Rank 0 receives the sizes and checksums of all files as
-/// text. Sets `committed` to true on rank 0 as soon as the step exists.
+/// Writes all files and commits the step. Rank 0 receives the sizes and checksums of all files.
+/// Sets `committed` on rank 0 as soon as the step exists.
 void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& committed) {
   std::vector<FileRecord> records;
   run_or_fail_on_all(hosts, [&] { records = write_shards(save.folder.path(), save.files); });

@@ -43,8 +43,8 @@ struct PreparedSave {
 PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path& dir,
                           std::int64_t step, const StateDict& state, const SaveOptions& options);
 
-/// Writes the files of one rank into the folder of a saved step. The files are durable when the
-/// function returns. At most 32 MiB of a tensor are copied at once.
+/// Writes the files of one rank into the folder of a saved step, durably. Copies at most 32 MiB of
+/// a tensor at once.
 std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
                                      const std::vector<ShardFile>& files);
 

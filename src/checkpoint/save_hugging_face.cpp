@@ -63,11 +63,8 @@ std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& 
 using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
                                  const at::Tensor& block)>;
 
-/// Sends the parameters to rank 0. There, `write` receives each parameter in blocks of bounded
-/// size, under the parameter's names in files. Returns the first error of `write`; rank 0 still
-/// receives the other blocks, so that sending ranks do not wait forever. Collective: every rank
-/// sends the parameters in the same order. A rank that fails to send aborts the World, so all ranks
-/// throw.
+/// Sends the parameters to rank 0, which passes blocks to `write`. Returns the first error of
+/// `write`; rank 0 still receives the remaining blocks, so that no sender hangs. Collective.
 std::exception_ptr send_all(const std::vector<SentParameter>& parameters, comm::World& world,
                             const Write& write, SentType dtype = {}) {
   const auto group = all_ranks(world);
@@ -274,9 +271,8 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Adds the matrices A and B of an adapter, under names derived from the weight's names in files.
-/// For each part of a fused Linear, the files have a full copy of A and the part's rows of B. For
-/// each expert, the files have the expert's own A and B.
+/// Adds the matrices A and B of an adapter. Each part of a fused Linear has a full copy of A and
+/// some rows of B. Each expert has its own A and B.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.a, {}}, b{each.b, stored_weights(each)};
   for (StoredTensor& part : b.tensors) {

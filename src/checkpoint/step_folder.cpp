@@ -93,9 +93,8 @@ void remove_under_marker(const fs::path& folder) {
   std::ranges::for_each(files, remove_file);
 }
 
-/// Throws Error if the step has a subfolder: no save creates subfolders, so a subfolder may have
-/// other data. Must be called before the manifest is removed, so that a refused step stays
-/// complete.
+/// Throws Error if the step has a subfolder, because no save creates subfolders. Must be called
+/// before the manifest is removed, so that the step stays complete.
 void check_removable(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     TESSERA_CHECK(!fs::is_directory(entry.symlink_status()), "it has the folder '",
@@ -104,8 +103,8 @@ void check_removable(const fs::path& folder) {
   }
 }
 
-/// Removes a saved step. The manifest is removed first, because a step without a manifest does not
-/// count as saved. The marker file is last: by this file a later save recognizes what is left.
+/// Removes a saved step. The manifest is first, because a step without a manifest is not complete.
+/// The marker file is last, because later saves recognize remains by the marker file.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
   files::sync_folder(folder);
@@ -116,9 +115,8 @@ void remove_step(const fs::path& folder) {
                 "': ", std::strerror(errno), ": remove it yourself");
 }
 
-/// Returns the manifest of a complete step. Returns nullopt if the manifest is missing or invalid;
-/// warns about an invalid manifest. Throws ReadError for a manifest that cannot be read at the
-/// moment, because the manifest may be valid.
+/// Returns the manifest of a complete step. Returns nullopt for a missing or invalid manifest.
+/// Throws ReadError for a manifest that cannot be read at the moment.
 std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   if (lacks_manifest(folder)) {
     return std::nullopt;

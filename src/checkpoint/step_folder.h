@@ -1,6 +1,5 @@
 // Creates and removes the folders of saved steps, on one rank. A step exists if its manifest
-// exists; until then, its folder has a marker file. No folder is renamed, and no file names the
-// newest step, because some network file systems cannot rename or replace files atomically.
+// exists. No folder is renamed, because some network file systems cannot rename folders atomically.
 
 #pragma once
 
@@ -25,24 +24,23 @@ class StepFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Creates the step's folder and its marker file, after removing the remains of an unfinished
-  /// save of the same run. Throws Error if the step exists or belongs to another run, including a
-  /// run that starts the same step at the same time.
+  /// Creates the step's folder and its marker file. First removes the remains of an unfinished save
+  /// of the same run. Throws Error if the step exists or belongs to another run.
   void claim() const;
   /// Writes the manifest. From this call on the step exists, even after a crash.
   void commit(const std::string& manifest) const;
   /// Removes the marker file of a complete step.
   void release() const;
   /// Removes remains of this run's unfinished saves, and old steps of the run. Keeps the saved step
-  /// and the highest other steps, `keep` steps in total (0: all steps). Only warns about a step
-  /// that cannot be removed. Symbolic links are not removed.
+  /// and the highest other steps, `keep` steps in total (0: all steps). Warns about a step that
+  /// cannot be removed.
   void clean_up_others(int keep) const;
   /// Removes the folder of the step and ignores errors. The marker file is removed last, so that
   /// the next save of the run finds any remains.
   void discard() const noexcept;
 
-  /// Throws Error if the step has the manifest of another run or step, or a manifest that cannot be
-  /// read. Accepts a damaged manifest, which cannot show that another run wrote the step.
+  /// Throws Error if the step has the manifest of another run or step, or an unreadable manifest.
+  /// Accepts a damaged manifest.
   void check_withdrawable() const;
   /// Removes the manifest of a step of this run, so that the folder counts as an unfinished save.
   /// Throws the errors of check_withdrawable().
@@ -50,8 +48,7 @@ class StepFolder {
 
  private:
   /// Removes the step in `folder` if this run wrote the step, and the step is unfinished or not
-  /// among the newest `keep` steps. `kept`: the number of complete steps counted so far;
-  /// incremented if `folder` has a complete step of this run.
+  /// among the newest `keep` steps. `kept`: counts the complete steps of this run.
   void clean_up(const std::filesystem::path& folder, std::int64_t step, int keep, int& kept) const;
   void check_not_there() const;
 

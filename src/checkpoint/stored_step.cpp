@@ -16,10 +16,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Runs each task once. Tasks start in order and run concurrently, on the calling thread and up to
-/// `threads` - 1 other threads (fewer if threads cannot be created). The other threads get the
-/// calling thread's thread-local state (gradient mode, scopes). Returns when all tasks have ended.
-/// Throws the error of a failed task; tasks that had not started are then skipped.
+/// Runs each task once, on the calling thread and up to `threads` - 1 other threads. All threads
+/// have the caller's thread-local state. Rethrows the error of a failed task.
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
   std::atomic<std::size_t> next{0};
   const auto run_what_is_left = [&] {
@@ -83,8 +81,8 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
 
 }  // namespace
 
-/// Splits a read into pieces of bounded size. A conversion needs memory for a piece in the file's
-/// dtype and in the target's dtype, so the limit applies to the wider of the two dtypes.
+/// Splits a read into pieces of bounded size. The size is that of the wider dtype, because a
+/// conversion needs memory in the file's and the target's dtype.
 void PieceReads::add(const SafetensorsFile& file, const std::string& name,
                      std::span<const std::int64_t> from, const at::Tensor& target) {
   const std::int64_t width = std::max(
@@ -99,9 +97,8 @@ void PieceReads::add(const SafetensorsFile& file, const std::string& name,
   bytes_ += static_cast<std::int64_t>(target.nbytes());
 }
 
-/// Reads the pieces with several threads. Each task reads several neighbouring pieces, because a
-/// read of any part of a 1 MiB block reads the whole block. There are more tasks than threads,
-/// because threads can differ in speed.
+/// Reads the pieces with several threads. A task has several neighbouring pieces, because any read
+/// reads a whole 1 MiB block. More tasks than threads balance the threads' speeds.
 void PieceReads::run() {
   const auto threads = std::clamp<std::int64_t>(bytes_ / kLeastBytesOfAThread, 1, limits_.threads);
   const std::int64_t bytes_of_share = std::max(bytes_ / (4 * threads), kLeastBytesOfAThread);

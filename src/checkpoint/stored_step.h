@@ -46,7 +46,7 @@ class PieceReads {
 };
 
 /// Reads a saved step. The caller first requests blocks and then reads all requested blocks at
-/// once, so that each file is opened only once, no matter how many ranks have saved the step.
+/// once, so that each file is opened only once.
 class StoredStep {
  public:
   StoredStep(std::filesystem::path folder, Manifest manifest);
@@ -62,8 +62,8 @@ class StoredStep {
   /// Checks the headers of the files that have requested tensors. Throws Error for a file that is
   /// missing, has another size, or differs from the manifest.
   void check() const;
-  /// Fills the requested blocks, with several threads if there are enough bytes, and clears the
-  /// requests. Throws the errors of check(), and Error for bytes that do not match their checksum.
+  /// Fills the requested blocks and clears the requests. Throws the errors of check(), and Error
+  /// for bytes that do not match their checksum.
   void read(const ReadLimits& limits = {});
   /// Reads the block at `offset` of a tensor of the saved step, converted to `type`.
   at::Tensor values(const std::string& name, std::span<const std::int64_t> offset,
