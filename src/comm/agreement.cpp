@@ -1,6 +1,5 @@
-// Small collectives by which ranks compare values and share decisions. Every back end supports
-// these collectives, which call only functions of Communicator. Autograd is disabled, so that the
-// tensors of the collectives are not recorded in the caller's autograd graph.
+// Small collectives by which ranks compare values and share decisions, on every back end. Autograd
+// is disabled, so that the caller's autograd graph does not record these collectives.
 
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
@@ -34,8 +33,8 @@ c10::Device carrier(c10::Device device) {
   return device.is_meta() ? c10::Device(c10::kCPU) : device;
 }
 
-/// Returns the text `own` as an int64 tensor on `device`. The bytes of the text are padded with
-/// zeros to `length` and to a multiple of 8. NCCL copies 8-byte numbers faster than single bytes.
+/// Returns the text `own` as an int64 tensor on `device`, padded with zero bytes to `length`,
+/// rounded up to a multiple of 8. NCCL copies 8-byte numbers faster than single bytes.
 at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) {
   constexpr std::int64_t kWidth = sizeof(std::int64_t);
   const std::int64_t count = tessera::detail::ceil_div(length, kWidth);
@@ -94,9 +93,8 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
   return all;
 }
 
-// Gathers the lists `own` by one logical OR (any_rank()). `flags` has a section for each rank: a
-// flag that says that the rank takes part, and 64 flags for the bits of each element of `own`. A
-// rank sets only flags of its own section.
+// Gathers the lists `own` by one logical OR (any_rank()). Each rank has its own section of `flags`:
+// one flag for its participation, and 64 flags for each element.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
   constexpr std::size_t kBits = 64;
@@ -184,8 +182,8 @@ std::optional<Failure> first_failure(Communicator& group, c10::Device device,
   // `work` runs before autograd is disabled, so that `work` runs with the caller's autograd mode.
   const std::string own = message_of(work);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // A rank that did not fail sends the number of ranks, and a failed rank sends its own number. The
-  // minimum over all ranks is therefore the first failed rank.
+  // A failed rank sends its own number; other ranks send the number of ranks. The minimum over all
+  // ranks is therefore the first failed rank.
   const int first =
       reduce(group, device, own.empty() ? group.size() : group.rank(), ReduceOp::kMin);
   if (first == group.size()) {

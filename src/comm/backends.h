@@ -22,26 +22,21 @@ namespace tessera::comm {
 CommunicatorPtr make_loopback_communicator(GroupInfo group, FakeStart start = {});
 
 /// Makes a process group for CPU tensors that uses shared memory. Collective. Returns nullptr on
-/// every rank if a rank cannot map the memory (a rank on another machine or in another container)
-/// or has TESSERA_SHM=0. Only this process group may use `store`.
-///
-/// A collective waits until the previous collective is complete, writes this rank's data to the
-/// shared memory, and returns; Work::wait() reads the data of the other ranks.
+/// every rank if a rank cannot map the memory or has TESSERA_SHM=0. Only this process group may use
+/// `store`.
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group);
 
 /// Converts a ReduceOp to c10d's type. NCCL implements all operators, Gloo all except averages.
 detail::GroupReduceOp to_c10d(ReduceOp op);
 
 /// Makes a process group for CPU tensors that uses Gloo over TCP. Collective. Only this process
-/// group may use `store`. `address`: this machine's address for other ranks. Reduce-scatter is an
-/// all-to-all and a local sum: libtorch's reduce-scatter sends as many bytes as an all-reduce.
+/// group may use `store`. `address`: this machine's address for other ranks.
 CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const std::string& address);
 
-/// Makes a process group for CUDA tensors of ranks that share a GPU. NCCL does not support such
-/// ranks. `host`: a communicator for CPU tensors, which sends the data. A collective copies its
-/// inputs to pinned memory, and therefore waits for the current CUDA stream. Work::wait() copies
-/// the results to the GPU on the stream that is current in wait().
+/// Makes a process group for CUDA tensors of ranks that share a GPU, which NCCL does not support.
+/// `host`: a communicator for CPU tensors. A collective copies inputs to the CPU and waits for the
+/// current stream. Work::wait() copies the results back.
 CommunicatorPtr make_staged_communicator(CommunicatorPtr host);
 
 /// The Work of a synchronous collective, which is already complete: wait() returns at once.

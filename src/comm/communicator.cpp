@@ -17,8 +17,8 @@ namespace {
        "'; choose another backend in WorldOptions");
 }
 
-/// The Work of a collective on packed tensors: wait() copies the result, the matrix `packed`, into
-/// the tensors. Row r of `packed` contains row r of each tensor, in order.
+/// The Work of a collective on packed tensors. wait() copies the matrix `packed` into the tensors:
+/// row r of `packed` contains row r of each tensor, in order.
 class UnpackingWork final : public Work {
  public:
   UnpackingWork(WorkPtr work, at::Tensor packed, std::vector<at::Tensor> tensors)
@@ -59,9 +59,9 @@ at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) 
 
 }  // namespace
 
-// Packs several tensors into one tensor, so that one collective replaces several. Inputs and
-// outputs are copied. Back ends for which moves_groups_in_place() is true need no packing, and
-// override all_gather_group() and reduce_scatter_group().
+// Packs several tensors into one tensor, so that one collective replaces several. Back ends with
+// moves_groups_in_place() need no packing, and override all_gather_group() and
+// reduce_scatter_group().
 WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

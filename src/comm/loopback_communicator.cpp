@@ -1,5 +1,5 @@
-// Collectives without other ranks, for a process group of one rank and for fake_world(), where only
-// this rank exists. Sizes of results and counts of traffic are those of a real process group.
+// Collectives without other ranks, for a process group of one rank and for fake_world(). Result
+// sizes and traffic counts are those of a real process group.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -99,8 +99,7 @@ class LoopbackCommunicator final : public Communicator {
 
  private:
   /// Whether collectives copy this rank's data to the other ranks' parts of outputs. False for
-  /// floating-point tensors in a FakeMode (planning): they have no values, and a copy would count
-  /// as an operator of the step. In a process group of one rank, the copy is the result.
+  /// floating-point tensors in a FakeMode, because such tensors have no values.
   bool has_values(const at::Tensor& tensor) const {
     return size() == 1 || !detail::is_included(detail::kFakeModeKey) ||
            !(tensor.is_floating_point() || tensor.is_complex());

@@ -27,14 +27,13 @@
 namespace tessera::comm {
 namespace {
 
-// CallHistory and first_difference() find out whether ranks have called different collectives, for
-// back ends that do not compare calls (Gloo, NCCL): see agree_on_calls(). Hashes of all calls are
-// compared. The texts of the first calls are used only in the message.
+// Finds different collectives on different ranks, for back ends that do not compare calls (Gloo,
+// NCCL). Ranks compare hashes of all calls. The stored texts are only for the message.
 
 using Calls = std::vector<std::string>;
 
-/// The maximum number of calls whose texts a CallHistory stores, so that its memory is bounded if
-/// the ranks never compare their calls. An iteration of FSDP makes far fewer calls.
+/// How many calls a CallHistory stores as text. The limit bounds the memory if the ranks never
+/// compare their calls.
 constexpr std::size_t kStoredCalls = 4096;
 
 /// The collectives that a rank has called since the ranks last compared their calls.
@@ -49,8 +48,8 @@ class CallHistory {
     last_ = std::move(call);
   }
 
-  /// Returns a hash of all calls, followed by the texts of the first kStoredCalls calls, with a
-  /// zero byte before each text. Equal calls give equal results in every process.
+  /// Returns a hash of all calls, followed by the texts of the first kStoredCalls calls. A zero
+  /// byte precedes each text.
   std::string text() const {
     std::string text = std::to_string(hash_);
     for (const std::string& call : calls_) {
@@ -99,9 +98,9 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? " on rank " : " on ranks ") + join(ranks);
 }
 
-/// Compares the call histories of all ranks of `group`. `ranks`: the world ranks of the group, for
-/// messages. Returns "" if the histories are equal, otherwise, for example: "call 3 is all_gather
-/// for unit 'b' on this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
+/// Compares the call histories of all ranks of `group`. `ranks`: the world ranks of the group.
+/// Returns a description of the first difference, or "" for equal histories. Collective. Throws
+/// PeerError.
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
   std::vector<Calls> calls;
@@ -177,9 +176,9 @@ class RecordedWork final : public Work {
   bool noted_ = false;
 };
 
-/// Each method of CheckedCommunicator checks the arguments of a collective, counts and records the
-/// collective, and calls the same method of `inner_`. An invalid call throws without being counted
-/// or sent. With TESSERA_DEBUG the ranks first compare their calls, by another collective.
+/// Each method checks the arguments, counts and records the collective, and calls `inner_`. An
+/// invalid call throws without being counted or sent. With TESSERA_DEBUG, the ranks first compare
+/// their calls.
 class CheckedCommunicator final : public Communicator {
  public:
   CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic,
@@ -453,8 +452,7 @@ class CheckedCommunicator final : public Communicator {
   }
 
   /// With TESSERA_DEBUG, throws Error if the ranks' calls differ in purpose ("for unit 'a'"), dtype
-  /// or size in bytes. Without this check, a rank could receive the bytes of another call. The
-  /// check is a collective that is not counted as traffic.
+  /// or size in bytes. The check is a collective that is not counted as traffic.
   void compare_purposes(const char* collective, const std::vector<at::Tensor>& inputs) {
     // The comparison is not counted as traffic, because `inner_` is called directly.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {

@@ -1,5 +1,5 @@
 // A wrapper around the process groups that a World makes. A program's own Communicator is not
-// wrapped: such a Communicator usually calls process groups of a World, which are wrapped already.
+// wrapped.
 
 #pragma once
 
@@ -40,11 +40,9 @@ class LazyHostGroup {
   std::atomic<bool> failed_{false};
 };
 
-/// Wraps `inner`, the communicator of a back end. The wrapper checks the arguments of each
-/// collective before any byte is sent, counts the collective in `traffic` (unless the group has
-/// only one rank), and calls `inner`. The wrapper's messages name the process group and the world
-/// ranks. `hosts`: the CPU group over which agree_on_calls() compares the ranks' calls; nullptr if
-/// `inner` compares each call itself.
+/// Wraps `inner`, the communicator of a back end. Adds checks of arguments, counts in `traffic`,
+/// and messages with world ranks. `hosts`: the CPU group for agree_on_calls(); nullptr if `inner`
+/// compares each call itself.
 CommunicatorPtr make_checked_communicator(CommunicatorPtr inner, GroupInfo group,
                                           TrafficCounterPtr traffic,
                                           std::unique_ptr<LazyHostGroup> hosts = nullptr);

@@ -24,9 +24,8 @@ struct LibraryVersions {
   int cudnn_loaded = 0;
 };
 
-/// Throws Error if NCCL cannot be used: libtorch and Tessera must be compiled with the same nccl.h,
-/// because libtorch's process group options contain structures of nccl.h, and the loaded NCCL must
-/// not be older than this nccl.h.
+/// Throws Error if NCCL cannot be used. libtorch and Tessera must be compiled with the same nccl.h.
+/// The loaded NCCL must not be older than this nccl.h.
 void check_nccl(const LibraryVersions& versions);
 /// Returns a warning about features that the loaded cuDNN is too old for; "" if there are none.
 std::string cudnn_warning(const LibraryVersions& versions);
@@ -44,9 +43,8 @@ struct NcclPlace {
   CommunicatorPtr parent = {};
 };
 
-/// The functions of libtessera_cuda.so that libtessera_comm calls through pointers. libtessera_comm
-/// does not link with CUDA, because a program on the CPU starts faster and uses less memory without
-/// CUDA's libraries.
+/// The functions of libtessera_cuda.so that libtessera_comm calls through pointers. Without a link
+/// to CUDA, programs on the CPU start faster and use less memory.
 struct CudaBackend {
   int (*device_count)();
   void (*set_device)(int index);
@@ -70,8 +68,8 @@ CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const Grou
 constexpr auto kCudaBackendSymbol = "tessera_cuda_backend";
 using CudaBackendFunction = const CudaBackend* (*)();
 
-/// Returns the functions of libtessera_cuda.so. The first call loads the library. Throws Error if
-/// the library or a GPU is missing, or if libtorch has already been initialised without CUDA.
+/// Returns the functions of libtessera_cuda.so. The first call loads the library. Throws Error
+/// without the library or a GPU, or if libtorch was initialised without CUDA.
 const CudaBackend& cuda_backend();
 
 }  // namespace tessera::comm

@@ -13,14 +13,12 @@
 
 namespace tessera::comm {
 
-/// A pool of CUDA events without timing, for reuse: a training step needs hundreds of events, and
-/// creating and destroying events costs CPU time. Thread safe, because the thread of the watchdog
-/// also releases events.
+/// A pool of CUDA events without timing, because creating and destroying events costs CPU time.
+/// Thread safe.
 class EventPool {
  public:
-  /// Returns an event for the streams of GPU `device`. The event returns to the pool when its last
-  /// owner releases the event. The event can be recorded again while a stream still waits for its
-  /// earlier recording: CUDA does not change that wait.
+  /// Returns an event for GPU `device`. The event returns to the pool when the last owner releases
+  /// the event. Recording the event again does not change a stream's earlier wait.
   std::shared_ptr<at::cuda::CUDAEvent> take(c10::DeviceIndex device) {
     return {take_unused(device).release(), [this, device](at::cuda::CUDAEvent* event) {
               const std::lock_guard lock(mutex_);

@@ -39,9 +39,9 @@ using std::chrono::milliseconds;
 /// NCCL cannot name the missing ranks.
 constexpr std::chrono::seconds kNcclPatience{30};
 
-/// Disables libtorch's handling of NCCL errors, which prints a very long message that does not name
-/// the collective, and ends the process; Tessera's watchdog prints one line. libtorch reads the
-/// variable when a process group is made. `done` is static, so that setenv() runs only once.
+/// Disables libtorch's handling of NCCL errors, because Tessera's watchdog reports NCCL errors.
+/// libtorch reads the variable when a process group is made. `done` is static, so that setenv()
+/// runs only once.
 void leave_errors_to_the_watchdog() {
   static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   static_cast<void>(done);
@@ -78,7 +78,7 @@ bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds pati
 }
 
 /// Aborts a process group on another thread and waits for at most kPatience. Ignores errors,
-/// because the process group is no longer used and this function can run in a destructor.
+/// because a destructor can call this function.
 void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   constexpr milliseconds kPatience{2000};
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
@@ -141,9 +141,8 @@ class NcclGroup {
   }
   const std::shared_ptr<NcclHealth>& health() const { return health_; }
 
-  /// Closes the NCCL communicator together with the other ranks. If a rank fails or does not call
-  /// shutdown() within `patience`, aborts the communicator and throws PeerError. Does nothing after
-  /// an earlier shutdown() or abort().
+  /// Closes the NCCL communicator together with the other ranks. If a rank does not call shutdown()
+  /// within `patience`, aborts the communicator and throws PeerError. Later calls do nothing.
   void shutdown(milliseconds patience) {
     const NcclProcessGroupPtr group = take();
     if (group == nullptr) {
@@ -199,10 +198,9 @@ class NcclGroup {
 
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
-/// Returns a flat view of `tensor` for collectives that only move data, because NCCL supports
-/// neither complex numbers nor 16-bit integers. The dtype of the view is the widest NCCL type whose
-/// size divides the element size. The tensor's dtype alone determines the dtype of the view, so
-/// that all ranks call NCCL with the same dtype.
+/// Returns a flat view of `tensor` for collectives that only move data, because NCCL lacks complex
+/// numbers and 16-bit integers. Only the element size determines the view's dtype, so all ranks use
+/// one dtype.
 at::Tensor as_moved(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.view({-1});
   switch (tensor.element_size()) {
@@ -303,9 +301,8 @@ class NcclWork final : public Work {
   std::shared_ptr<at::cuda::CUDAEvent> reached_;
 };
 
-/// A communicator over c10d's process group for NCCL, with one NCCL communicator for each group.
-/// Does not compare the ranks' calls: ranks that call different collectives hang until the
-/// time-out, unless agree_on_calls() finds the difference first.
+/// A communicator over c10d's process group for NCCL. Does not compare the ranks' calls: different
+/// collectives hang until the time-out, unless agree_on_calls() finds the difference.
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(NcclGroupPtr group)

@@ -1,5 +1,5 @@
 // Collectives of CUDA tensors through a communicator for CPU tensors, for several ranks on one GPU.
-// Each collective copies tensors to the CPU and back, and waits for the current stream.
+// A collective waits for the current stream.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -15,8 +15,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Returns an uninitialized CPU tensor with the sizes and dtype of `tensor`; in pinned memory if
-/// `tensor` is on a GPU, so that a copy to the GPU is asynchronous.
+/// Returns an uninitialized CPU tensor like `tensor`. The memory is pinned if `tensor` is on a GPU,
+/// so that a copy to the GPU is asynchronous.
 at::Tensor host_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(),
                    tensor.options().device(at::kCPU).pinned_memory(tensor.is_cuda()));

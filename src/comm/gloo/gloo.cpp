@@ -1,6 +1,6 @@
-// Collectives over TCP by c10d's Gloo, with three additions. Reductions support every dtype, round
-// a sum only once, and propagate NaN. A collective throws soon after another rank has failed. A
-// process can exit while a thread of Gloo still waits for other ranks.
+// Collectives over TCP by c10d's Gloo. Differences from Gloo: reductions support every dtype and
+// round a sum only once; a collective fails soon after another rank; waiting threads do not block
+// exit.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -54,7 +54,7 @@ std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
 }
 
 /// Sets `output`, of shape (n), to the reduction over the rows of `parts`, of shape (ranks, n). The
-/// rows are reduced in the order of the ranks, so that all ranks get equal bits.
+/// fixed order of the rows gives all ranks equal bits.
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceFunction reduce) {
   std::vector<const std::byte*> rows;
   for (std::int64_t row = 0; row < parts.size(0); ++row) {
@@ -94,7 +94,7 @@ using std::chrono::milliseconds;
 /// The interval at which a waiting rank checks whether the other ranks are still alive.
 constexpr milliseconds kGlooCheck{200};
 /// How much longer Gloo's time-out is than Tessera's. Gloo must never time out first, because a
-/// rank that reads or writes files can make the other ranks wait for a long time.
+/// rank that reads or writes files can make the other ranks wait.
 constexpr std::chrono::hours kGlooPatience{24};
 
 /// c10d's process group for Gloo, and whether the process group has failed. Shared by the
@@ -321,9 +321,8 @@ class GlooCommunicator final : public Communicator {
         std::move(finish));
   }
 
-  // All-reduces tensors of any dtype by an all-gather and a local reduction, which rounds a sum
-  // once. All ranks add in the same order and get equal bits. With n ranks, this sends about n / 2
-  // times as many bytes as a ring all-reduce.
+  // All-reduces tensors of any dtype by an all-gather and a local reduction. A sum is rounded once.
+  // With n ranks, sends n / 2 times as many bytes as a ring all-reduce.
   WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const ReduceFunction reduce = reduction(group_->info(), "all_reduce", tensor.scalar_type(), op);

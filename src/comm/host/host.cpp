@@ -1,6 +1,5 @@
 // Reads the environment variables of launchers (tessera-run, torchrun, Slurm, Open MPI). A function
-// supplies the variables' values, so that tests need not change the environment. Invalid values
-// throw, because the ranks would otherwise wait for each other until the time-out.
+// supplies the values, so that tests need not change the environment.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -50,8 +49,8 @@ constexpr Launcher kLaunchers[] = {
 };
 /// The port of rank 0's store if MASTER_PORT is not set; equal to torchrun's default.
 constexpr int kDefaultPort = 29500;
-// Slurm assigns no port, so the port of rank 0's store is derived from the job id. Jobs on one
-// machine rarely have ids with the same last four digits.
+// Slurm assigns no port, so the port of rank 0's store depends on the job id. Jobs on one machine
+// rarely have the same last four digits.
 constexpr int kSlurmFirstPort = 20000;
 constexpr int kSlurmPorts = 10000;
 
@@ -113,7 +112,7 @@ bool on_one_node(const Variables& variables, const Launcher& launcher, int size)
 }
 
 /// Returns the address of rank 0's store. The launcher must set an address if ranks are on several
-/// machines, because a store on 127.0.0.1 is not reachable from other machines.
+/// machines.
 std::string read_address(const Variables& variables, const Launcher& launcher, int size) {
   if (const auto address = variables("MASTER_ADDR")) {
     return *address;
@@ -127,8 +126,8 @@ std::string read_address(const Variables& variables, const Launcher& launcher, i
   return *slurm;
 }
 
-/// Returns the port of rank 0's store. torchrun and tessera-run always set the port. Under Slurm
-/// the port is derived from the job id, so that all ranks compute the same port.
+/// Returns the port of rank 0's store. torchrun and tessera-run set the port. Under Slurm, all
+/// ranks compute the same port from the job id.
 std::uint16_t read_port(const Variables& variables, const Launcher& launcher) {
   auto port = integer(variables, "MASTER_PORT", 1, std::numeric_limits<std::uint16_t>::max());
   if (!port && &launcher == &kLaunchers[2]) {
@@ -160,9 +159,8 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
-/// Returns the default of TESSERA_WATCHDOG, the time after which a waiting rank prints a line: half
-/// of a time-out below a minute, otherwise nullopt. A short time-out is usually set to find a hang,
-/// so the line must come before the error of the time-out.
+/// Returns the default of TESSERA_WATCHDOG, the time after which a waiting rank prints a line. A
+/// time-out below a minute gives half of the time-out; otherwise nullopt.
 std::optional<std::chrono::milliseconds> half_of(
     const std::optional<std::chrono::milliseconds>& timeout) {
   constexpr std::chrono::minutes kShort{1};
@@ -304,9 +302,9 @@ std::string folder_of(std::int64_t pid) {
 
 }  // namespace
 
-/// Machines have different boot ids, even if they have the same name. Containers on one machine
-/// have different network namespaces, and do not share a loopback interface. Further requirements
-/// of shared memory are checked by make_shm_communicator().
+/// Machines have different boot ids. Containers on one machine have different network namespaces
+/// and no common loopback interface. make_shm_communicator() checks further requirements of shared
+/// memory.
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);

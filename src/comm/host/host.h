@@ -20,9 +20,9 @@ std::string host_identity();
 /// Returns this machine's host name, which other machines cannot always resolve.
 std::string host_name();
 
-/// Returns the numeric address by which other machines reach this machine: the address of the
-/// interface GLOO_SOCKET_IFNAME or, if that variable is not set, of the interface that routes to
-/// `peer`, the machine of rank 0. Throws Error if only a loopback address is found.
+/// Returns the numeric address of this machine for other machines. The address belongs to the
+/// interface GLOO_SOCKET_IFNAME or to the interface that routes to `peer`, rank 0's machine. Throws
+/// Error if only a loopback address exists.
 std::string routable_address(const std::string& peer);
 
 /// Returns the resolver's error message for an unknown host name; "" for a known host name.
@@ -70,10 +70,9 @@ struct JobVariables {
   std::optional<std::chrono::milliseconds> watchdog;
 };
 
-/// Reads the environment variables of a launcher: RANK and WORLD_SIZE (tessera-run, torchrun),
-/// OMPI_COMM_WORLD_* (Open MPI), or those that srun sets for a task (Slurm). Uses the first of
-/// these launchers whose variables are set. If none are set, the job has one rank. Throws Error for
-/// a malformed, missing or contradictory value.
+/// Reads the environment variables of the first launcher with variables: tessera-run or torchrun,
+/// Open MPI, Slurm's srun. Without any, the job has one rank. Throws Error for a malformed, missing
+/// or contradictory value.
 JobVariables read_job_variables(const Variables& variables);
 /// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG. Called by
 /// read_job_variables(). Throws Error for a malformed value.
@@ -82,8 +81,8 @@ void read_time_limits(const Variables& variables, JobVariables& job);
 /// empty.
 std::optional<std::string> environment_variable(const std::string& name);
 
-/// Call this function after an error that another rank has caused. Under tessera-run, it waits half
-/// a second. In this time the other rank prints its error, and the launcher kills this process.
+/// Call this function after an error that another rank has caused. Under tessera-run, waits half a
+/// second, so that the other rank prints its error first.
 void wait_for_first_failure();
 
 }  // namespace tessera::comm

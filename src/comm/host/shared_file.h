@@ -15,7 +15,7 @@ struct SharedFile {
 };
 
 /// Maps a whole file and takes ownership of the descriptor `fd`. Fails if `fd` is invalid.
-/// `keeps_open`: true leaves `fd` open until the file is unmapped; false closes `fd` at once.
+/// `keeps_open`: whether `fd` stays open until the file is unmapped.
 SharedFile map_file(int fd, bool keeps_open = true);
 /// Returns a text with which other processes can open the file while this process has `fd` open.
 std::string handle_of_file(int fd);

@@ -1,5 +1,5 @@
-// Chooses the back end for CPU tensors: shared memory if all ranks of a group are on one machine
-// and can map the memory, else Gloo. All ranks choose the same back end.
+// Chooses the back end for CPU tensors, the same on all ranks: shared memory if every rank of a
+// group can map the memory, otherwise Gloo.
 
 #include "rendezvous/group_setup.h"
 

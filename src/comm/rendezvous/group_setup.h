@@ -41,9 +41,8 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {
 CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
                                        const std::string& use = {});
 
-/// Makes a process group by `make`, after all ranks of `info` have called set_up(). Records the
-/// set-up as a call in the flight record. `use`: see watched(). Collective. Throws PeerError if a
-/// rank does not call set_up() in time.
+/// Makes a process group by `make`, after all ranks of `info` have called set_up(). `use`: see
+/// watched(). Collective. Throws PeerError if a rank does not call set_up() in time.
 using MakeGroup = std::function<CommunicatorPtr(const BegunCall& set_up)>;
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make);

@@ -16,9 +16,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Disables libtorch's flight recorder, which has data races between ranks that are threads of one
-/// process. `done` is static, so that setenv() runs only once, because other threads may read the
-/// environment at the same time.
+/// Disables libtorch's flight recorder, which has data races if ranks are threads. `done` is
+/// static, so that setenv() runs only once: other threads may read the environment.
 void disable_flight_recorder() {
   static const int done = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   static_cast<void>(done);

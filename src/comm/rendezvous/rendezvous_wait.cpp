@@ -95,9 +95,9 @@ class Arrivals {
     missing_ = missing.empty() ? not_ready() : std::move(missing);
   }
 
-  /// Announces that this rank has opened all flight records. Returns a rank that has not yet made
-  /// this announcement; none if all have. A rank leaves the rendezvous only after the announcements
-  /// of all ranks, because the flight record of a process that has ended cannot be opened.
+  /// Announces that this rank has opened all flight records. Returns a rank without this
+  /// announcement, or none. A rank must not leave earlier, because an ended process's flight record
+  /// cannot be opened.
   std::vector<int> not_ready() {
     store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
     if (store_.check(opened_keys_)) {
@@ -134,8 +134,8 @@ class Arrivals {
   std::vector<Arrival> arrivals_;
   /// Element r: the key in the store that rank r sets when it has opened all flight records.
   std::vector<std::string> opened_keys_;
-  /// The first rank that has not opened all flight records. Ranks before this rank are not asked
-  /// again, so that the store, which serves all ranks of the job, gets few requests.
+  /// The first rank that has not opened all flight records. Earlier ranks are not asked again, so
+  /// that the store gets few requests.
   int next_to_open_ = 0;
   std::vector<int> missing_;
 };

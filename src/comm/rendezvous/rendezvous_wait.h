@@ -19,14 +19,12 @@ struct Arrival {
 };
 
 /// Announces this rank in the store and waits for all other ranks. Element r of the result
-/// describes rank r. One rank of each machine prints which ranks are missing. Throws Error if a
-/// rank does not arrive within the time-out, and PeerError if a rank has arrived and then ended.
+/// describes rank r. Throws Error at the time-out, and PeerError if another rank has ended.
 std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own);
 
-/// Prints a line about a long wait, such as "tessera: rank 0 waits for ranks 2-3 of 4 at HOST:PORT,
-/// as RANK and WORLD_SIZE of tessera-run or torchrun say" ("for the store" without missing ranks).
-/// Only the first rank of each machine prints the line, and only once (`said`).
+/// Prints a line about a long wait, with the store's address and the missing ranks. Only the first
+/// rank of each machine prints the line, and only once (`said`).
 void say_wait(const JobVariables& job, const WorldOptions& options,
               std::chrono::milliseconds waited, const std::vector<int>& missing, bool& said);
 

@@ -1,6 +1,5 @@
-// A World of processes or threads. Chooses the back end of each process group: NCCL if the options
-// say so, otherwise a back end for CPU tensors (group_setup.cpp). With a back end for CPU tensors,
-// CUDA tensors are copied through CPU memory.
+// A World of processes or threads. Each process group uses NCCL if the options say so, otherwise a
+// back end for CPU tensors. Such a back end copies CUDA tensors through CPU memory.
 
 #include "rendezvous/store_world.h"
 
@@ -29,8 +28,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Ignores SIGPIPE, unless the program handles this signal. When Gloo or the store writes to the
-/// socket of a dead rank, SIGPIPE would end this process before the failure is reported.
+/// Ignores SIGPIPE, unless the program handles this signal. SIGPIPE from the socket of a dead rank
+/// would end this process before the failure is reported.
 void ignore_broken_pipes() {
   struct sigaction known {};
   if (sigaction(SIGPIPE, nullptr, &known) == 0 && known.sa_handler == SIG_DFL) {
@@ -49,8 +48,8 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Closes only NCCL groups: process groups for CPU tensors can outlive the World. If an exception
-  /// destroys the World, NCCL groups are aborted, because the other ranks do not call shutdown().
+  /// Closes only NCCL groups: process groups for CPU tensors can outlive the World. After an
+  /// exception, NCCL groups are aborted, because the other ranks do not call shutdown().
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -144,8 +143,8 @@ class StoreWorld final : public World {
   template <class Make>
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
                                 const std::string& name, const Make& make) {
-    // Two threads of a rank must not make the same process group twice, because making a group is
-    // collective. Therefore the lock is held, and abort() waits, until the group is made.
+    // Making a group is collective, so two threads of a rank must not make the same group twice.
+    // The lock is held, and abort() waits, until the group is made.
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(ranks, name);
     if (const auto known = groups.find(key); known != groups.end()) {
@@ -217,9 +216,8 @@ class StoreWorld final : public World {
     return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
   }
 
-  /// Makes an NCCL group. If all ranks make groups of this name at the same time, as for a mesh
-  /// dimension, the groups are split from one communicator of all ranks, which is faster than
-  /// making new communicators.
+  /// Makes an NCCL group. If all ranks make groups of this name at the same time, splits one
+  /// communicator of all ranks. Splitting is faster than making new communicators.
   CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) {
     const bool whole = info.size() == size();
     const std::string meeting =
@@ -269,9 +267,8 @@ class StoreWorld final : public World {
   Groups groups_, host_groups_;
 };
 
-/// Closes the process groups of Worlds that the program has not shut down, when main() returns or
-/// the program calls exit(). Static objects, which can also own a World, are destroyed later, when
-/// CUDA is no longer usable.
+/// Closes the process groups of open Worlds when main() returns or the program calls exit().
+/// Destructors of static objects run later, when CUDA is no longer usable.
 class LeftWorlds {
  public:
   LeftWorlds() = default;

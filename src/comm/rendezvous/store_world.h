@@ -19,8 +19,8 @@ void check_options(const WorldOptions& options);
 /// world, or if this rank is not in `ranks`.
 GroupInfo info_of_group(const World& world, const std::vector<int>& ranks, const std::string& name);
 
-/// Returns the number of Worlds that this process has made before; the name of a World's flight
-/// record (log of calls) contains the number. Ranks must make the same Worlds in the same order.
+/// Returns how many Worlds this process has made before. The number is part of the name of a flight
+/// record. Ranks must make equal Worlds in equal order.
 int next_world_number();
 WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 

@@ -1,7 +1,5 @@
-// Makes a World from the launcher's environment variables, or from a broadcast that the program
-// supplies. Rank 0, or the launcher's agent, serves a TCP store. Every rank writes the identity of
-// its machine to the store and reads the identities of the other ranks' machines, to find the ranks
-// on its own machine.
+// Makes a World from the launcher's environment variables, or from the program's own broadcast. The
+// ranks exchange machine identities through a TCP store, to find the ranks on the same machine.
 
 #include <c10/util/Exception.h>
 
@@ -36,8 +34,8 @@
 namespace tessera::comm {
 namespace {
 
-// JobWarnings shows each warning once in a job. A rank asks the store whether another rank has
-// shown the same warning. A collective cannot be used, because ranks warn at different times.
+// JobWarnings shows each warning once in a job. Ranks communicate through the store instead of a
+// collective, because ranks warn at different times.
 
 std::string in_one_line(std::string text) {
   for (char& c : text) {
@@ -106,9 +104,8 @@ void take_warnings_of_thread() {
 
 namespace {
 
-/// Prints this thread's warnings (TORCH_WARN in libtorch or Tessera) as one line on standard error:
-/// "tessera: warning: TEXT [rank 0]". Each text is shown once in the whole job, by the first rank
-/// that warns. Does not replace a handler that the program has set.
+/// Prints this thread's warnings (TORCH_WARN) on standard error as "tessera: warning: TEXT [rank
+/// 0]", each text once per job. Does not replace a handler that the program has set.
 void show_warnings_once(const JobInfo& job) {
   // The handler is never destroyed, because threads can warn while the process ends.
   static auto& handler = *new JobWarnings;
@@ -184,8 +181,8 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   }
 }
 
-/// Returns a connection to the store, which stays open until the process ends: other ranks can use
-/// the store after rank 0's World has ended, and a second World must not bind the port again.
+/// Returns a connection to the store, which stays open until the process ends. Other ranks can need
+/// the store later, and a second World must not bind the port again.
 StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   static std::mutex mutex;
   static auto* const stores = new std::map<std::string, StorePtr>();
@@ -272,8 +269,8 @@ WorldPtr world_from_environment(const WorldOptions& options) {
   return make_world(job.size == 1 ? alone(job) : meet_by_environment(job, adjusted), adjusted);
 }
 
-// world_from_broadcast() makes a World of ranks that another library has started. Rank 0 opens a
-// store on a free port, and the program's broadcast sends the store's address to the other ranks.
+// world_from_broadcast() makes a World of ranks that another library has started. The program's
+// broadcast sends the address of rank 0's store to the other ranks.
 
 namespace {
 
@@ -288,8 +285,8 @@ struct MeetingPlace {
 /// The size of rank 0's broadcast in bytes. A longer error message is truncated.
 constexpr std::size_t kPlaceBytes = 1024;
 
-/// Opens rank 0's store on a free port. The store stays open until the process ends, because other
-/// ranks can use it later. Does not throw, because other ranks wait for the broadcast.
+/// Opens rank 0's store on a free port until the process ends. Does not throw, because other ranks
+/// wait for the broadcast.
 StorePtr open_store(MeetingPlace& place, const WorldOptions& options) {
   static std::mutex mutex;
   static auto* const stores = new std::vector<StorePtr>();
@@ -344,8 +341,8 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   if (store == nullptr) {
     store = connect_to(place, job, options);
   }
-  // The flight record (log of calls) is in memory. A file would be named after the rank, but a
-  // process can have a different rank in each World that is made by a broadcast.
+  // The flight record is in memory. The name of a file would contain the rank, but a process can
+  // have different ranks in different Worlds.
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
   return meet(job, detail::store_below("tessera", store), make_record(settings, job.size, ""),
               settings, options);
@@ -376,7 +373,7 @@ WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
 namespace {
 
 /// Returns the prefix of error messages: "rank 2 of 4: ". Returns "" for a single rank, for invalid
-/// launcher variables, and under tessera-run, which itself adds the rank to each line.
+/// launcher variables, and under tessera-run, which adds the rank itself.
 std::string name_of_rank() {
   try {
     const JobVariables job = read_job_variables(&environment_variable);
