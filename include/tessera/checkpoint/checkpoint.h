@@ -24,8 +24,7 @@ class ModuleBase;
 namespace tessera::checkpoint {
 
 /// An object whose state is saved in checkpoints, for example a schedule or a loss scaler. The
-/// state is a JSON value, equal on every rank. A save stores the state of rank 0. A load sets this
-/// state on every rank.
+/// state is JSON and equal on every rank. save() stores the state of rank 0.
 class Stateful {
  public:
   virtual ~Stateful() = default;
@@ -34,11 +33,9 @@ class Stateful {
   virtual void load_state_dict(const nlohmann::json& state) = 0;
 };
 
-/// An object whose JSON state differs between ranks, for example how much data a rank has read. A
-/// save stores the state of each rank. A load on the same number of ranks restores the state of
-/// each rank. On a different number of ranks, rank 0 gets the result of merged() for all states,
-/// and the other ranks are reset, so that nothing is counted twice. If the checkpoint lacks the
-/// object's state, the object is reset on all ranks.
+/// An object whose JSON state differs between ranks, for example how much data a rank has read.
+/// After a load on another number of ranks, rank 0 has the merged() state, and the other ranks are
+/// reset. If the checkpoint lacks the state, all ranks are reset.
 class RankState {
  public:
   virtual ~RankState() = default;
@@ -53,10 +50,8 @@ class RankState {
   virtual bool persistent() const { return true; }
 };
 
-// Sharded checkpoints: each rank writes its shards of the tensors. A load works on any mesh, and
-// each rank reads only the bytes of its shards. The files have the format of PyTorch's
-// HuggingFaceStorageWriter. A step folder without a valid manifest.json counts as unfinished and is
-// ignored. docs/checkpoints.md describes the layout.
+// Sharded checkpoints. Each rank writes its shards of the tensors. A load works on any mesh. A
+// step folder without a valid manifest.json is ignored. docs/checkpoints.md describes the files.
 
 /// The state that a checkpoint saves and loads.
 ///
@@ -81,35 +76,28 @@ struct StateDict {
 
 /// Options of save() and async_save().
 struct SaveOptions {
-  /// The id of the training run, for example from new_run_id(). Steps and unfinished saves store
-  /// the id. Runs that share a folder need different ids; a restarted run must use its earlier id.
+  /// The id of the training run, for example from new_run_id(). Runs that share a folder need
+  /// different ids. A restarted run must use its earlier id.
   std::string run_id = {};
   /// The number of saved steps of this run that remain on disk: the newest steps, including the
   /// step being saved. At least 2; 0 keeps all steps.
   int keep = 0;
 };
 
-/// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. If several ranks
-/// have the same block of a tensor, one of these ranks writes the block. Rank 0 writes tensors that
-/// are not distributed; plain buffers, such as a norm's running statistics, can differ between
-/// ranks. load() finds the step only after every byte is durable. Then save() removes the
-/// oldest steps of this run, so that options.keep steps remain.
+/// Writes the state to DIR/step-00000100, then removes the oldest steps of this run, so that
+/// options.keep steps remain. Rank 0 writes the tensors that are not distributed. If a save fails
+/// or is killed, older steps are unchanged.
 ///
-/// Collective over `world`. If save() fails, or the process is killed, older steps and the model
-/// are unchanged. A failure on one rank is the same Error on all ranks. Throws Error, before
-/// anything is written, for:
-/// - uninitialized parameters, and parameters for which set_distinct_along() was called;
-/// - copies of a parameter or of its optimizer state that differ between ranks (a plain parameter
-/// has a copy on every rank; a distributed parameter has copies along the dimensions of the root
-/// mesh that are not in the parameter's mesh);
-/// - step counters of the optimizer that differ between ranks with shards of one parameter;
-/// - models, steps, folders or options that differ between ranks;
-/// - a step that already exists.
+/// Collective over `world`. Throws Error, on all ranks:
+/// - for an uninitialized parameter, or a parameter with set_distinct_along();
+/// - if copies of a parameter, or of its optimizer state, differ between ranks;
+/// - if models, steps, folders or options differ between ranks;
+/// - if the step already exists, or a file cannot be written.
 void save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
           const StateDict& state, const SaveOptions& options = {});
 
-/// Thrown if files of a saved step are missing or damaged although the step's manifest is valid. If
-/// a file cannot be read at the moment, load() throws an Error of another type.
+/// Thrown if a saved step has a valid manifest, but a file of the step is missing or damaged. For a
+/// file that cannot be read at the moment, load() throws another Error.
 class DamagedStep : public Error {
  public:
   using Error::Error;
@@ -117,14 +105,13 @@ class DamagedStep : public Error {
 
 /// Options of load(): which parts of a checkpoint are loaded.
 struct LoadOptions {
-  /// Patterns (nn::matches_fqn) of names that are not loaded and not reported as missing, for
-  /// example "optimizer.**". load() throws Error for a pattern that matches no name in the step or
-  /// in the state, except for "optimizer.**".
+  /// Patterns (nn::matches_fqn) of names that are not loaded and not reported as missing, such as
+  /// "optimizer.**". load() throws Error for a pattern without a matching name, except
+  /// "optimizer.**".
   std::vector<std::string> exclude = {};
-  /// Patterns of names that are loaded only if the names are in both the state and the checkpoint,
-  /// with compatible sizes and dtypes. LoadReport lists the names that were left unchanged. All
-  /// other names must be present and fit. Example: a run that continues with a frozen backbone has
-  /// no optimizer state for the backbone, and passes {"optimizer.state.backbone.**"}.
+  /// Patterns of names that may be missing, or may have other sizes or dtypes, in the checkpoint.
+  /// LoadReport lists the names that were not loaded. All names without a matching pattern must be
+  /// present and fit.
   std::vector<std::string> partial = {};
 };
 
@@ -139,26 +126,21 @@ struct LoadReport {
 };
 
 /// Fills the model and the optimizer state from a step, or from the newest step of a folder. The
-/// mesh and the number of ranks can differ from those of the save. Rank 0 chooses the step. Each
-/// rank reads the bytes of its shards, rounded to whole MiB, and verifies the checksum of each MiB.
+/// mesh and the number of ranks can differ from those of the save. Each rank reads the bytes of its
+/// shards and verifies their checksums.
 ///
-/// Collective over `world`. A failure on one rank is an Error on all ranks. Throws Error, before
-/// anything is changed, if folders or options differ between ranks, if the step does not exist, if
-/// names, sizes or dtypes do not fit, and if the step has two different tensors for a tied
-/// parameter (or for its optimizer state). Throws DamagedStep if a file is missing or damaged. If
-/// reading fails or finds damage, the parameters being loaded count as uninitialized; all ranks may
-/// then load an older step. The `stateful` and `rank_states` objects are loaded before the first
-/// parameter changes, the nn::Dropout call counters after the last parameter. Missing or unexpected
-/// entries of `rank_states` are no error.
+/// Collective over `world`. An error on one rank is thrown on all ranks. Throws Error, before
+/// anything is changed, if names, sizes or dtypes do not fit, or the step does not exist. Throws
+/// DamagedStep if a file is missing or damaged. If reading fails, the parameters count as
+/// uninitialized; the ranks can then load an older step.
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
 
 class BackgroundSave;
 
-/// The handle of a background save, pending or finished. Copies of a SaveFuture refer to the same
-/// save. The destructor of the last copy waits for the save, and prints a warning if the save
-/// failed and no call has thrown the error. Call wait() before World::shutdown(). Not thread safe:
-/// use all copies from one thread at a time.
+/// The handle of a background save. All copies of a SaveFuture refer to the same save. The
+/// destructor of the last copy waits for the save. Call wait() before World::shutdown(). Not thread
+/// safe: use all copies from one thread at a time.
 class SaveFuture {
  public:
   /// Constructs a SaveFuture without a save: done() returns true.
@@ -179,14 +161,12 @@ class SaveFuture {
   std::shared_ptr<BackgroundSave> save_;
 };
 
-/// Like save(), but returns after the state has been copied to CPU memory (page-locked if there is
-/// a GPU). The copy needs as much memory as this rank writes. A background thread writes the copy
-/// while training continues, and communicates over a separate CPU process group.
+/// Like save(), but returns after copying this rank's part of the state to CPU memory. A background
+/// thread writes the copy while training continues.
 ///
-/// Collective over `world`. save() and async_save() first wait for the previous save. If the
-/// previous save failed and wait() has not thrown its error on every rank, both functions throw
-/// this error on all ranks and save nothing. async_save() also throws the errors that save() finds
-/// before it writes.
+/// Collective over `world`. The next save() or async_save() first waits for this save. If this save
+/// failed and wait() has not thrown the error, the next save throws the error on all ranks and
+/// saves nothing.
 [[nodiscard]] SaveFuture async_save(comm::World& world, const std::filesystem::path& dir,
                                     std::int64_t step, const StateDict& state,
                                     const SaveOptions& options = {});

@@ -25,15 +25,13 @@ std::filesystem::path find_step(const std::filesystem::path& path);
 /// Throws Error for an invalid manifest.
 std::string describe_step(const std::filesystem::path& step);
 
-/// Reads every byte of a step, 1 MiB at a time, and verifies the manifest's checksums. Returns one
-/// line per fault, with the file, the offset and the tensors at this offset. Throws Error for an
-/// invalid manifest.
+/// Verifies the checksums of all bytes of a step. Returns one line per fault, with the file, the
+/// offset and the tensors. Throws Error for an invalid manifest.
 std::vector<std::string> verify_step(const std::filesystem::path& step);
 
 /// Compares the names, sizes, dtypes and values of the tensors of two steps. Returns one line per
-/// difference; for values, the line has the largest absolute and relative difference. Reads both
-/// steps, at most 8 MiB at a time. Steps that were saved on different meshes can be compared.
-/// Throws Error for an invalid step, and for bytes that do not match their checksum.
+/// difference. The steps can come from different meshes. Throws Error for an invalid step or a
+/// wrong checksum.
 std::vector<std::string> compare_steps(const std::filesystem::path& step,
                                        const std::filesystem::path& other);
 
@@ -43,13 +41,12 @@ std::vector<std::string> compare_steps(const std::filesystem::path& step,
 /// over `world`.
 std::string new_run_id(comm::World& world);
 
-/// Returns the run_id of a complete step. Throws Error if the step does not exist, and if `dir` has
-/// a complete step of another training run; the message names both runs. Rank 0 reads the manifests
-/// of all steps and broadcasts the result. Collective over `world`.
+/// Returns the run_id of a complete step. Collective over `world`. Throws Error if the step does
+/// not exist, or if `dir` has a complete step of another run.
 std::string run_of_step(comm::World& world, const std::filesystem::path& dir, std::int64_t step);
 
-/// Returns the highest complete step in `dir` with a number below `before`, or nullopt if there is
-/// none. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
+/// Returns the highest complete step in `dir` with a number below `before`, or nullopt. Collective
+/// over `world`.
 std::optional<std::int64_t> newest_step(comm::World& world, const std::filesystem::path& dir,
                                         std::optional<std::int64_t> before = std::nullopt);
 

@@ -21,11 +21,9 @@ namespace tessera::checkpoint {
 
 using files::Symlinks;
 
-/// A safetensors file, opened for reading. The constructor reads and checks the header only. The
-/// constructor throws Error, with the file, the tensor and the fault, for everything that the
-/// format forbids (overlaps, holes, overflow, truncation, duplicate names, trailing bytes, unknown
-/// types), and if the path is not a regular file. Every length is checked against the file size
-/// before memory of this length is allocated. Thread safe.
+/// A safetensors file, opened for reading. The constructor reads and checks only the header. Throws
+/// Error for everything that the format forbids, and if the path is not a regular file. Thread
+/// safe.
 class SafetensorsFile {
  public:
   /// `sums`: the CRC-32C of each MiB of the file; every read verifies its bytes with these
@@ -49,9 +47,8 @@ class SafetensorsFile {
   at::Tensor read(const std::string& name, std::span<const std::int64_t> offset,
                   std::span<const std::int64_t> sizes) const;
   at::Tensor read(const std::string& name) const;
-  /// Fills `block`, of any dtype, strides and device, with the tensor's block at `offset`. A
-  /// contiguous CPU tensor with the dtype of the file is filled directly, without a copy; an error
-  /// can leave such a tensor partly overwritten. Throws the errors of read().
+  /// Fills `block` (any dtype, strides and device) with the tensor's block at `offset`. Throws the
+  /// errors of read(). After an error `block` can be partly overwritten.
   void read_into(const std::string& name, std::span<const std::int64_t> offset,
                  const at::Tensor& block) const;
 

@@ -30,8 +30,8 @@ using TensorDict = std::map<std::string, at::Tensor>;
 struct StateDictOptions {
   /// Whether the state dict has whole tensors instead of shards.
   bool full_state_dict = false;
-  /// Whether to copy the tensors to CPU memory. With full_state_dict, only rank 0 gets the tensors;
-  /// the other ranks get an empty dict and receive no part of sharded tensors.
+  /// Whether to copy the tensors to CPU memory. With full_state_dict, rank 0 gets the tensors, and
+  /// the other ranks get an empty dict.
   bool cpu_offload = false;
   /// Whether to leave out parameters that do not require gradients, and the optimizer state of
   /// these parameters.
@@ -39,9 +39,9 @@ struct StateDictOptions {
   /// For set_model_state_dict() and set_optimizer_state_dict(): whether missing or unexpected names
   /// throw Error.
   bool strict = true;
-  /// For set_model_state_dict() and set_optimizer_state_dict() with full_state_dict: whether to use
-  /// the tensors of rank 0 and ignore the tensors passed on other ranks. Tensors are sent in blocks
-  /// of rows of at most 32 MiB, or of one row if one row is larger than 32 MiB.
+  /// Whether set_model_state_dict() and set_optimizer_state_dict() use only the tensors of rank 0.
+  /// For use with full_state_dict. Tensors are sent in blocks of rows of at most 32 MiB (at least
+  /// one row).
   bool broadcast_from_rank0 = false;
 };
 
@@ -53,14 +53,13 @@ struct IncompatibleKeys {
 };
 
 /// Returns the parameters and persistent buffers of `model`. Shards share the model's memory unless
-/// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, for parameters that
-/// differ between ranks and, with full_state_dict or cpu_offload, for uninitialized parameters.
+/// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, if a parameter differs
+/// between ranks, or is uninitialized with full_state_dict or cpu_offload.
 TensorDict get_model_state_dict(comm::World& world, const nn::ModuleBase& model,
                                 const StateDictOptions& options = {});
-/// Copies the values of `state` into the model; floating-point dtypes are converted. For a tied
-/// parameter, one of its names is enough. Collective over `world`. Throws Error, on all ranks and
-/// before anything is changed, for names (if options.strict), sizes, dtypes or shards that do not
-/// fit.
+/// Copies `state` into the model. Floating-point dtypes are converted. Collective over `world`.
+/// Throws Error, on all ranks and before anything is changed, if names (with options.strict),
+/// sizes, dtypes or shards do not fit.
 IncompatibleKeys set_model_state_dict(comm::World& world, nn::ModuleBase& model,
                                       const TensorDict& state,
                                       const StateDictOptions& options = {});

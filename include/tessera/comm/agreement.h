@@ -12,23 +12,20 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-// All functions of this header are collective over `group` and return the same value on every rank.
-// `device` is the device of the group's tensors. Ranks are numbered as in the group. All functions
-// throw PeerError.
+// All functions of this header are collective over `group`, and return the same value on every
+// rank. `device`: the device of the group's tensors. All functions throw PeerError.
 
 /// Returns the strings `own` of all ranks. A string may contain any bytes. Costs two all-gathers:
 /// of the lengths, then of the strings, padded to the longest string.
 std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
                                       const std::string& own);
 
-/// Returns the strings `own` of all ranks if they differ, or {} if all strings are equal. The CPUs
-/// exchange hashes, and the strings only if the hashes differ. Waits for no GPU work and counts no
-/// traffic.
+/// Returns the strings `own` of all ranks if the strings differ, otherwise {}. The CPUs
+/// communicate: the call waits for no GPU work.
 std::vector<std::string> texts_that_differ(Communicator& group, const std::string& own);
 
-/// Runs `work`, which must not communicate. If `work` throws on any rank, every rank throws an
-/// Error with the number and the message of the first rank that failed, so that no rank waits for
-/// that rank. Costs an all-reduce of one number, and two broadcasts after a failure.
+/// Runs `work`, which must not communicate. If `work` throws on any rank, every rank throws Error
+/// with the number and message of the first such rank.
 void run_or_fail_together(Communicator& group, c10::Device device,
                           const std::function<void()>& work);
 

@@ -14,10 +14,9 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// Makes a World of the ranks of a c10d process group, with the same rank numbers. `Group`:
-/// libtorch's ProcessGroup, or one of its back ends, such as ProcessGroupGloo. One tensor is
-/// broadcast in the group, from rank 0, on the device `options.device`: an NCCL group needs device
-/// "cuda". The world's collectives do not use the group, and the world can outlive the group.
-/// Collective over the group. Throws the errors of world_from_broadcast and of the process group.
+/// libtorch's ProcessGroup or one of its back ends. The World can outlive the group. For an NCCL
+/// group, `options.device` must be "cuda". Collective over the group. Throws the errors of
+/// world_from_broadcast and of the process group.
 ///   const comm::WorldPtr world = comm::world_from_process_group(*group);
 template <class Group>
 WorldPtr world_from_process_group(Group& group, const WorldOptions& options = {}) {

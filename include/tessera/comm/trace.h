@@ -28,9 +28,9 @@ struct CollectiveCall {
   std::string group;
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of the collective's input on this rank
-  /// What the collective is for: the purpose of its process group (PurposeScope) or, without a
-  /// purpose, the operator that called the collective (CallerScope). In backward, also names the
-  /// autograd node: "aten::mm in MmBackward0". "" if unknown.
+  /// The purpose of the process group (PurposeScope) or, without a purpose, the operator that
+  /// called the collective. In backward the autograd node follows: "aten::mm in MmBackward0". "" if
+  /// unknown.
   std::string purpose;
 };
 

@@ -23,14 +23,13 @@ struct WorldOptions {
   std::string device = "cpu";    ///< "cpu" or "cuda"
   std::string backend = "gloo";  ///< "gloo" or "nccl"; gloo uses shared memory within a machine
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// The time after which a rank that waits for other ranks prints one line on stderr, with the
-  /// ranks that have not arrived and what those ranks do; 0: no lines.
+  /// The time after which a waiting rank prints the ranks that have not arrived, on stderr. 0: no
+  /// printing.
   std::chrono::milliseconds watchdog = std::chrono::seconds(30);
 };
 
-/// One rank's access to the ranks of a job and to process groups of these ranks. All communication
-/// starts from a World and not from process-wide state, so that one process can contain several
-/// ranks. World is thread safe; its communicators are not.
+/// One rank's access to the ranks of a job, and to process groups of these ranks. Not global state:
+/// one process can contain several ranks. Thread safe, but the communicators are not.
 class World {
  public:
   virtual ~World() = default;
@@ -40,10 +39,10 @@ class World {
   virtual const WorldOptions& options() const = 0;
   /// Counts the traffic of all collectives of this rank.
   virtual TrafficCounter& traffic() = 0;
-  /// Returns the process group of `ranks` (world ranks, in group order); messages call the group
-  /// `name`. The first call is collective over exactly these ranks; later calls with the same ranks
-  /// and name return the same group. A group of one rank does not communicate. Throws PeerError.
-  /// Throws Error if `ranks` contains ranks that are not in the world or lacks this rank.
+  /// Returns the process group of `ranks` (world ranks, in group order). `name`: for messages.
+  /// Later calls with the same arguments return the same group. The first call is collective over
+  /// `ranks`. Throws PeerError. Throws Error if `ranks` lacks this rank or contains ranks outside
+  /// the world.
   virtual CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) = 0;
   /// Tells the world that a step of the program has ended, for messages such as "rank 1 ended after
   /// step 20".
@@ -52,19 +51,16 @@ class World {
   /// rank ends with an exception.
   virtual void abort() {}
   /// The index of this rank's GPU; -1 with device "cpu". A new thread of the program uses GPU 0
-  /// until the thread sets another GPU; the library itself allocates on this rank's GPU on every
-  /// thread.
+  /// until the thread sets another GPU.
   virtual int device_index() const { return -1; }
-  /// Closes the world's groups on this rank; called when the rank's work is done. Groups close in
-  /// the reverse order of their creation; an NCCL group closes on all of its ranks together.
-  /// Meshes, tensors and Works can outlive the world, but group() and collectives then throw Error.
-  /// A second call, or a call after abort(), does nothing. Throws PeerError if a rank of an NCCL
-  /// group does not call shutdown(); the groups are then closed as well.
+  /// Closes this rank's groups; called when the rank's work is done. An NCCL group closes on all of
+  /// its ranks together. Meshes and tensors can outlive the world, but group() and collectives then
+  /// throw Error. A second call does nothing. Throws PeerError if a rank of an NCCL group does not
+  /// call shutdown().
   virtual void shutdown() {}
-  /// Like group(), but the group is for CPU tensors, even if the world's device is a GPU. The
-  /// traffic of the group is not counted. The group is separate from the groups of group(), so that
-  /// two threads can use both at the same time. The default implementation, which calls group(), is
-  /// only for worlds that have no GPU and need no separate groups.
+  /// Like group(), but for CPU tensors, and with no traffic counted. The group is separate from
+  /// group(), so two threads can use both. The default implementation calls group(), and is only
+  /// for worlds without a GPU.
   virtual CommunicatorPtr host_group(const std::vector<int>& ranks, const std::string& name) {
     return group(ranks, name);
   }
@@ -72,9 +68,8 @@ class World {
 /// A shared pointer to a world, which several meshes may use.
 using WorldPtr = std::shared_ptr<World>;
 
-/// WorldScope calls shutdown() of a World at the end of a scope, or abort() if an exception leaves
-/// the scope. An NCCL world made on the main thread without a WorldScope is shut down when main()
-/// returns; if the other ranks do not follow within 2 seconds, the world's groups are aborted.
+/// Calls shutdown() of a World at the end of a scope, or abort() if an exception leaves the scope.
+/// Without a WorldScope, an NCCL world of the main thread is shut down when main() returns.
 class WorldScope : tessera::detail::NoCopy {
  public:
   explicit WorldScope(WorldPtr world)
@@ -89,22 +84,17 @@ class WorldScope : tessera::detail::NoCopy {
   int exceptions_;
 };
 
-/// Makes the World that the launcher describes by environment variables: RANK, WORLD_SIZE,
-/// LOCAL_RANK, MASTER_ADDR and MASTER_PORT (tessera-run, torchrun), or the variables of Slurm or
-/// Open MPI. Without such variables, makes a world of one rank. Collective. After the call the
-/// process ignores SIGPIPE, unless the process has a handler for SIGPIPE. The death of another rank
-/// is then an error and does not end this process. Throws Error if variables contradict each other,
-/// the port is in use, or a rank does not arrive within the time-out.
+/// Makes the World from the environment variables of the launcher (tessera-run, torchrun, Slurm,
+/// Open MPI); without such variables, a world of one rank. Collective. Ignores SIGPIPE from then
+/// on, unless the process has a handler. Throws Error if variables contradict each other, the port
+/// is in use, or a rank is late.
 WorldPtr world_from_environment(const WorldOptions& options = {});
 
-/// Makes the World of `size` ranks that another library (MPI, for example) has started. `rank` is
-/// the rank of this process or thread. Rank 0 opens a c10d store on a free port, and every rank
-/// calls `broadcast` once to learn the store's address. broadcast(bytes, count) must copy the
-/// `count` bytes at `bytes` from rank 0 to all other ranks, like MPI_Bcast. The store listens on
-/// all network interfaces of rank 0 until the process ends. Collective over the ranks, which must
-/// pass equal options. Time-outs and SIGPIPE are as in world_from_environment. Throws Error on all
-/// ranks if rank 0 cannot open the store, and for a rank that is not below `size`. Throws PeerError
-/// if this rank cannot reach the store of rank 0.
+/// Makes the World of `size` ranks that another library has started. `rank`: this rank.
+/// broadcast(bytes, count) must copy `count` bytes from rank 0 to all ranks, like MPI_Bcast. Rank 0
+/// opens a c10d store on a free port of all network interfaces. Collective; all ranks pass equal
+/// options. Throws Error if rank 0 cannot open the store, or for an invalid `rank`. Throws
+/// PeerError if rank 0 cannot be reached.
 WorldPtr world_from_broadcast(int rank, int size,
                               const std::function<void(void* bytes, std::size_t count)>& broadcast,
                               const WorldOptions& options = {});
@@ -113,14 +103,12 @@ WorldPtr world_from_broadcast(int rank, int size,
 /// r.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 
-/// Makes a World of `size` ranks in which only rank `rank` exists. A collective returns at once, as
-/// if every other rank had passed the same data as this rank. For planning and counting traffic.
+/// Makes a World of `size` ranks in which only `rank` exists, for planning and counting traffic.
+/// Collectives act as if all ranks had this rank's data.
 WorldPtr fake_world(int rank, int size);
 
 /// The main function of one rank: runs `body` and returns 0. If `body` throws, prints one line on
-/// standard error, with the rank and the message and without libtorch's stack, and ends the process
-/// with status 1 at once, so that ranks that wait for this rank also end. Objects outside `body`
-/// are not destroyed. Ignores SIGXFSZ: a file above the size limit is an error.
+/// standard error, and ends the process with status 1 without destroying objects outside `body`.
 ///
 ///   int main() {
 ///     return comm::run_main([] {

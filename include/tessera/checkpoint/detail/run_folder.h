@@ -25,24 +25,20 @@ std::string step_folder_name(std::int64_t step);
 /// reads the folder and broadcasts the result. Collective over `world`.
 std::optional<std::string> unfinished_run(comm::World& world, const std::filesystem::path& dir);
 
-/// Returns the highest step number in `dir`, of a complete or damaged step; nullopt if there is
-/// none. Unfinished saves do not count. Rank 0 reads the folder and broadcasts the result.
-/// Collective over `world`.
+/// Returns the highest step number in `dir`, or nullopt if there are no steps. Counts damaged
+/// steps, but not unfinished saves. Collective over `world`.
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
-/// Returns the steps in `dir` with numbers above `after`, including damaged steps. `after` is the
-/// step from which a run continues, or -1 for a new run. The run must mark the returned steps as
-/// unfinished (withdraw_step()) before the run saves these steps again. Throws Error if one of
-/// these steps, or an unfinished save, belongs to another run, has another format version, or
-/// cannot be read. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
+/// Returns the steps in `dir` with numbers above `after`, including damaged steps. `after`: the
+/// step from which the run continues, or -1. The run must call withdraw_step() for these steps
+/// before saving. Collective over `world`. Throws Error if a step or an unfinished save belongs to
+/// another run or is unreadable.
 std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::filesystem::path& dir,
                                             std::int64_t after, const std::string& run_id);
 
-/// Marks a damaged step as unfinished: removes the manifest of the step, so that the folder counts
-/// as an unfinished save of this run. The run's next complete save deletes the folder; a save of
-/// the same step reuses the folder. Throws Error if the step belongs to another run. A damaged
-/// manifest does not name its run, so make sure that the folder belongs to this run. To be called
-/// on one rank.
+/// Removes the manifest of a damaged step, so that the step counts as an unfinished save of this
+/// run. Call on one rank. Throws Error if the step belongs to another run. A damaged manifest does
+/// not name its run: the caller must ensure that the folder belongs to this run.
 void withdraw_step(const std::filesystem::path& dir, std::int64_t step, const std::string& run_id);
 
 }  // namespace tessera::checkpoint::detail

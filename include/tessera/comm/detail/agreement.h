@@ -16,18 +16,16 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-// All functions of this header are collective over `group`, wait for their result, and return the
-// same value on every rank. `device` is the device of the group's tensors. If this rank may have
-// unfinished asynchronous redistributions, pass flush_pending_transfers(group) as `group`. Ranks
-// are numbered as in the group. All functions throw PeerError.
+// All functions of this header are collective over `group`, and return the same value on every
+// rank. `device`: the device of the group's tensors. If asynchronous redistributions can be
+// pending, pass flush_pending_transfers(group). All functions throw PeerError.
 
 /// Returns the numbers `own` of each rank; all ranks must pass equally many. Costs one all-gather.
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
                                                      const std::vector<std::int64_t>& own);
 
-/// Returns the numbers `own` of each rank. The CPUs exchange the numbers (Communicator::any_rank):
-/// the call waits for no GPU work and counts no traffic. In a fake world (fake_world()) every rank
-/// has the numbers of this rank.
+/// Returns the numbers `own` of each rank. The CPUs communicate: the call waits for no GPU work.
+/// With fake_world() all numbers are those of this rank.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own);
 
@@ -46,12 +44,7 @@ struct Failure {
 };
 
 /// Runs `work`, which must not communicate, and catches its exceptions. Returns the failure of the
-/// first rank that threw; nullopt if no rank threw. Costs one all-reduce of one number; after a
-/// failure, also two broadcasts.
-///
-///   if (const auto failure = comm::first_failure(group, device, [&] { write(file); })) {
-///     fail("saving failed on rank ", failure->rank, ": ", failure->message);
-///   }
+/// first rank that threw, or nullopt.
 std::optional<Failure> first_failure(Communicator& group, c10::Device device,
                                      const std::function<void()>& work);
 

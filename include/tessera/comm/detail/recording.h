@@ -11,9 +11,8 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// While a CallRecorder exists, it lists the collectives that a TrafficCounter counts, in the order
-/// in which the collectives start. Record a step and not a whole training run, because the list
-/// grows with every call. Thread safe.
+/// A CallRecorder lists the collectives that a TrafficCounter counts, in the order of their starts.
+/// The list grows with each call, so record one step and not a training run. Thread safe.
 class CallRecorder : tessera::detail::NoCopy {
  public:
   explicit CallRecorder(TrafficCounter& counter);

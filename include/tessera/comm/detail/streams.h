@@ -19,13 +19,12 @@ enum class Lane : std::uint8_t { kCompute, kAllGather, kReduceScatter };
 /// The name of a lane: "compute", "all_gather" or "reduce_scatter".
 const char* to_string(Lane lane);
 
-/// The lanes (streams) of a device, by which communication overlaps computation. The compute lane
-/// is libtorch's current stream.
+/// The streams (lanes) of a device. Communication and computation overlap on different lanes. The
+/// compute lane is libtorch's current stream.
 ///
-/// Memory belongs to the lane in which the memory was allocated. If a second lane uses the memory,
-/// the first lane must wait for an event of the second lane before the memory is freed.
-/// record_stream is not used. Several threads (forward's and autograd's) may use the object, but
-/// only one at a time. A LaneScope throws Error if another thread has a LaneScope.
+/// Memory belongs to the lane that allocated the memory. Before memory is freed, this lane must
+/// wait for the work of all other lanes on the memory: record_stream is not used. A LaneScope
+/// throws Error if another thread has a LaneScope.
 class Streams {
  public:
   virtual ~Streams() = default;
@@ -56,9 +55,8 @@ class Streams {
 /// A shared pointer to the streams of a device. Several objects use the same streams.
 using StreamsPtr = std::shared_ptr<Streams>;
 
-/// Returns the streams of a device. On a CPU, a call returns after its work is done, so there is
-/// nothing to wait for. On CUDA the streams belong to GPU `device` (without an index: the thread's
-/// current GPU) and have high priority. Throws Error if CUDA cannot be used.
+/// Returns the streams of GPU `device`, with high priority. Without an index: the thread's current
+/// GPU. On a CPU the streams do nothing. Throws Error if CUDA cannot be used.
 StreamsPtr make_streams(c10::Device device);
 
 }  // namespace tessera::comm

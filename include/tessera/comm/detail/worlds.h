@@ -39,10 +39,9 @@ inline std::vector<int> ranks_of_world(int size) {
   return ranks;
 }
 
-/// Makes this thread print libtorch's warnings as the main thread does: each warning in one line,
-/// and equal warnings only once for the whole job. libtorch's warning handler is per thread, so
-/// each thread of the library that can warn calls this function first. Does nothing before
-/// world_from_environment(), or if the thread has its own handler.
+/// Makes this thread print each of libtorch's warnings in one line, and once for the whole job.
+/// libtorch's warning handler is per thread, so each thread that can warn must call this function.
+/// Does nothing before world_from_environment(), or if the thread has its own handler.
 void take_warnings_of_thread();
 
 }  // namespace tessera::comm
