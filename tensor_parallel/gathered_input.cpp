@@ -73,10 +73,9 @@ constexpr Products kFp8Products{
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
 
-/// The input x of column-wise Linears, gathered by one all-gather. GatheredInput saves the shard of
-/// x for backward, gathers x again when backward needs x for the weights' gradients, and then frees
-/// the gathered x. Under activation checkpointing GatheredInput saves the gathered x, because the
-/// recomputation gathers x anyway.
+/// The input x of column-wise Linears, gathered by one all-gather. Saves the shard of x for
+/// backward, and gathers x again for the weights' gradients. Under activation checkpointing saves
+/// the gathered x, because the recomputation gathers x anyway.
 class GatheredInput {
  public:
   GatheredInput(const DistributedTensor& shard, const at::Tensor& whole)
@@ -156,8 +155,8 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// Passes the gradient of the output y to the nodes that compute the gradients of the input and of
-/// the weight. Sums the gradient of y over its rows to get the gradient of the bias.
+/// Passes the gradient of the output y to the nodes of the input and of the weight. The gradient of
+/// the bias is the sum of the gradient's rows.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
       : input(std::move(i)), output(std::move(o)) {}
@@ -248,8 +247,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
   return product;
 }
 
-/// Computes matrix products that share one gathered input x. `others` computes all products
-/// together if x was not gathered. If `others` is null, these products are computed one by one.
+/// Computes matrix products that share one gathered input x. If x was not gathered, `others`
+/// computes all products together; without `others` the products are computed one by one.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,

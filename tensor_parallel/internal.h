@@ -22,24 +22,21 @@ std::string quoted(const std::string& fqn);
 
 bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
-/// Compares data that must be equal on the ranks of a plan's mesh. Before the first forward,
-/// compares the replicated parameters, and checks that the shards of each parameter are shards of
-/// one tensor. In the first forward with gradients, compares the plain inputs of the root module.
-/// With TESSERA_DEBUG=1, also compares the replicated parameters before each forward, their
-/// gradients after each backward, and every plain tensor that an operator combines with a
-/// distributed tensor.
+/// Compares data that must be equal on the ranks of a mesh. Compares the parameters before the
+/// first forward. Compares the root module's plain inputs in the first forward with gradients. With
+/// TESSERA_DEBUG=1, compares parameters, gradients and plain tensors in every step.
 ///
 /// The hooks of modules with a parallel style own the ReplicaCheck.
 class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
  public:
   ReplicaCheck(nn::ModuleBase& root, DeviceMesh mesh);
 
-  /// Adds a module with a parallel style. The first call of any added module starts the comparison,
-  /// because a program can call a submodule instead of the root. Returns false if the module was
-  /// already added.
+  /// Adds a module with a parallel style. Returns false if the module was already added. The first
+  /// call of any added module starts the comparison: programs can call a submodule instead of the
+  /// root.
   bool add(nn::ModuleBase& module, const std::string& fqn);
-  /// Adds hooks that compare the root module's plain inputs between ranks. An input that a style of
-  /// the root module distributes is not compared, because the style's hook runs before these hooks.
+  /// Adds hooks that compare the root module's plain inputs between ranks. The hook of the root's
+  /// own style runs first, so inputs that the style distributes are not compared.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all
@@ -67,16 +64,14 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   bool compared_inputs_ = false;  ///< whether ranks have compared the root module's inputs
 };
 
-/// All-gathers `shard`, which is on a 1-D mesh. Collective. Only the shard is saved for backward,
-/// which gathers the shard again (Korthikanti et al. 2022, section 4.2.2). One all-gather serves
-/// all matrix products of regathered_product(). The reduce-scatter of the input's gradient runs
-/// while the gradients of the weights are computed.
+/// All-gathers `shard` (on a 1-D mesh) for the matrix products of regathered_product(). Collective.
+/// Backward gathers the shard again (Korthikanti et al. 2022, section 4.2.2), instead of saving the
+/// gathered tensor.
 at::Tensor gather_again_in_backward(const DistributedTensor& shard);
 
 /// Returns the function that computes the matrix product of `linear`, whose weight is sharded over
 /// the output features. If gather_again_in_backward() made the input, only the weight is saved for
-/// backward. Otherwise the function calls aten::linear, or the fp8 product after convert_to_fp8.
-/// Backward throws Error under create_graph.
+/// backward. Backward throws Error under create_graph.
 nn::detail::LinearProduct regathered_product(const nn::Linear& linear);
 
 /// Makes an nn::Linear use regathered_product() if `regather` is true. Does nothing for other

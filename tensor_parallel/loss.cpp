@@ -1,11 +1,10 @@
-// The losses of a language model. cross_entropy sums or averages the losses of the tokens, which
-// tessera::cross_entropy computes (src/dtensor/fused/losses.cpp). linear_cross_entropy computes the
-// output head and the loss in chunks of tokens.
+// The losses of a language model. linear_cross_entropy computes the output head and the loss in
+// chunks of tokens.
 //
 // Forward of linear_cross_entropy also computes the gradients of the sum of all losses, so the
-// logits are computed only once. Backward multiplies these gradients by one number, the gradient of
-// the sum, such as 1 / tokens. The gradients of the logits are rounded to fp16 or bf16 before this
-// multiplication, so that fewer fp16 values underflow.
+// logits are computed only once. Backward multiplies these gradients by the gradient of the sum,
+// such as 1 / tokens. The multiplication comes after rounding to fp16 or bf16, so that fewer fp16
+// values underflow.
 
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/addmm.h>
@@ -40,9 +39,8 @@ namespace {
 /// How the tokens (rows of the logits) are sharded over a mesh; nullopt for plain logits.
 using TokenSharding = std::optional<ShardingSpec>;
 
-/// Throws Error if targets are ignored and several data-parallel ranks share the batch. FSDP
-/// averages the gradients of all ranks with equal weights, which is wrong if the ranks have
-/// different numbers of ignored targets.
+/// Throws Error if targets are ignored and several data-parallel ranks share the batch. FSDP gives
+/// all ranks equal weights, although ranks can have different numbers of ignored targets.
 void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ranks = nn::batch_ranks();
   if (ranks == 1 || count.is_meta()) {
@@ -113,8 +111,8 @@ bool are_split(const TokenSharding& rows) {
 }
 
 /// Returns the targets of this rank's tokens (`rows`), distributed like the tokens, or plain.
-/// Throws Error for targets on another mesh, and for plain targets outside of the vocabulary if the
-/// tokens are sharded. Collective if targets and tokens have different layouts.
+/// Throws Error for targets on another mesh, and for invalid plain targets of sharded tokens.
+/// Collective if the targets are redistributed.
 at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
                        const TokenSharding& rows, std::int64_t ignore_index) {
   const bool distributed = tessera::is_distributed(targets);
@@ -127,9 +125,8 @@ at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
   return rows ? tessera::detail::targets_of_rows(targets, *rows) : targets;
 }
 
-/// With TESSERA_DEBUG=1, throws Error on all ranks if ranks have different targets for the same
-/// rows. Compares the ranks that shard the vocabulary (dimension `dim` of `sharded`). Collective
-/// with TESSERA_DEBUG=1; otherwise does nothing.
+/// With TESSERA_DEBUG=1, throws Error on all ranks if ranks that shard the vocabulary (dimension
+/// `dim` of `sharded`) have different targets for the same rows. Collective with TESSERA_DEBUG=1.
 void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, int dim) {
   if (!tessera::detail::debug_checks() || !tessera::is_distributed(sharded)) {
     return;
@@ -203,11 +200,9 @@ struct HeadResults {
   at::Tensor weight_gradient;  ///< gradient of the weight; undefined if not needed
 };
 
-/// Computes sum = left^T right, or sum += left^T right if `adds`. If `left` and `right` are fp16 or
-/// bf16, `sum` is fp32: a bf16 sum would be rounded once per chunk, and an fp16 sum could overflow.
-/// Only CUDA can multiply fp16 or bf16 matrices with an fp32 result. On other devices both matrices
-/// are converted to fp32, half of the columns of `left` at a time, so that the copy of `left` needs
-/// no more memory than `left`.
+/// Computes sum = left^T right, or sum += left^T right if `adds`. The sum of fp16 or bf16 factors
+/// is fp32. Only CUDA can multiply such factors to an fp32 result. Other devices first convert the
+/// factors to fp32, `left` in two halves to save memory.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
                  bool adds) {
   at::Tensor into = sum;
@@ -371,8 +366,8 @@ at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
 }
 
-/// Returns the number of tokens of a chunk, which depends only on global sizes: ranks with the same
-/// tokens must use chunks of equal size, even if the vocabulary is sharded unevenly.
+/// Returns the number of tokens of a chunk. The number depends only on global sizes: ranks with the
+/// same tokens must use equal chunks.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);

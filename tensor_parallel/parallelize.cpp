@@ -1,6 +1,6 @@
 // Tensor-parallel plans: parallelize_module(), plans that modules declare, and plans for blocks
 // such as nn::Attention. parallelize_module first checks the whole plan, so that an invalid plan
-// changes nothing, and then distributes all parameters and adds hooks.
+// changes nothing.
 
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/nn/blocks.h"
@@ -125,9 +125,9 @@ std::type_index class_of(const Match& place) {
   return typeid(module);
 }
 
-/// Throws Error if two modules in `places` have the same class, but only one of the two modules
-/// contains a match of `pattern`. `prefix`: the beginning of `pattern`. `places`: the modules that
-/// match `prefix`. `matches`: the modules that match `pattern`.
+/// Throws Error if only one of two modules of the same class contains a match of `pattern`.
+/// `prefix`: the beginning of `pattern`. `places`: the modules that match `prefix`. `matches`: the
+/// modules that match `pattern`.
 void check_all_match(const std::string& pattern, const std::string& prefix,
                      const std::vector<Match>& places, const std::vector<Match>& matches) {
   const auto has_match = [&matches](const Match& place) {
@@ -383,8 +383,8 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
 /// Adds hooks to `module`: in its forward and its other hooked methods, plain tensors count as the
 /// same on every rank of `mesh`.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // One entry for each running call of the module: the scope in which plain tensors count as
-  // replicated, or nullptr if another parallel module on `mesh` has opened a scope for the call.
+  // One entry per running call of the module: the scope in which plain tensors count as replicated,
+  // or nullptr if an outer module has opened such a scope.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {
@@ -459,9 +459,8 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Returns the plan entry that distributes the input of a block once for all projections of the
-/// block. The projections then share one gather of the input (with sequence parallelism), or one
-/// all-reduce of the input's gradient.
+/// Returns the plan entry that distributes a block's input once for all projections. The
+/// projections then share one gather of the input, or one all-reduce of the input's gradient.
 std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
                                               const BlockPlanOptions& options) {
   return {fqn, prepare_module_input({.input_layouts = {Replicate{}},

@@ -1,5 +1,5 @@
-// Tensor parallelism requires equal data on several ranks, so the ranks compare their data: a rank
-// alone cannot notice a difference, and the loss can look right in spite of a difference.
+// Compares data that tensor parallelism requires to be equal on several ranks. A rank alone cannot
+// notice a difference, and the loss can still look right.
 
 #include "internal.h"
 #include "tessera/kernels/detail/fake_state.h"
@@ -54,7 +54,7 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
 }
 
 /// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is assumed
-/// to have this rank's coordinate in another submesh, and so the same shard.
+/// to have this rank's coordinate in another submesh.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -104,8 +104,8 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
 
 /// Adds the module's name to error messages of operators in the module's forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // The number of running calls of the module: the pre-hook increments the number, the other hook
-  // decrements it. The other hook finds 0 if an earlier pre-hook threw before this pre-hook ran.
+  // The number of running calls of the module. The number is 0 in the always-hook if an earlier
+  // pre-hook threw.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;

@@ -200,8 +200,8 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// Returns how to shard dimension `dim`, the output features: StridedShard to shard each part, or
-  /// Shard if a FusedLinear has groups() > 1, so that each rank gets whole groups.
+  /// Returns how to shard dimension `dim`, the output features. A FusedLinear with groups() > 1 is
+  /// sharded by Shard, so that each rank gets whole groups; other fused layers by StridedShard.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};
@@ -242,8 +242,8 @@ class FusedColwise final : public ParallelStyle {
   FusedColwiseOptions options_;
 };
 
-/// Returns the rows of this rank's head, as a tensor with Shard(0). `parameter` is replicated and
-/// has fewer heads (`heads`) than there are ranks. The gradient of `parameter` is Partial.
+/// Returns the rows of this rank's head as a tensor with Shard(0). `parameter` is replicated,
+/// because there are fewer heads (`heads`) than ranks. The gradient of `parameter` is Partial.
 at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mesh,
                               std::int64_t heads) {
   const DistributedTensor replicated(parameter);
@@ -305,16 +305,15 @@ class ReplicatedHeads final : public ParallelStyle {
   ReplicatedHeadsOptions options_;
 };
 
-// In the row-wise style each rank has a shard of the input features or of the vocabulary, and
-// computes a partial sum of the output. The redistribution to output_layouts adds the partial sums:
-// all-reduce, or reduce-scatter with sequence parallelism.
+// Row-wise: each rank has a shard of the input features or of the vocabulary, and computes a
+// partial sum of the output. The redistribution to output_layouts adds the partial sums.
 
 Placement placement_of_plain(const RowwiseOptions& options) {
   return options.input_layouts.value_or(Replicate{});
 }
 
-/// Returns the global sizes of a Linear's plain input if its last dimension is sharded; otherwise
-/// nullopt. Shards can be uneven, so the size of the last dimension is taken from the module.
+/// Returns the global sizes of a Linear's plain input if the input's last dimension is sharded;
+/// otherwise nullopt. The last size comes from the module, because shards can be uneven.
 std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linear,
                                                      const at::Tensor& input,
                                                      const Placement& placement) {
@@ -414,9 +413,8 @@ class Rowwise final : public ParallelStyle {
   RowwiseOptions options_;
 };
 
-/// The style for modules that have replicated parameters and process each token separately. The
-/// activations are replicated, or sharded along the sequence (Korthikanti et al. 2022). With a
-/// sharded sequence the gradients of the parameters are Partial.
+/// The style for modules that have replicated parameters and process each token separately. If the
+/// sequence is sharded (Korthikanti et al. 2022), the gradients of the parameters are Partial.
 class ReplicatedParameters final : public ParallelStyle {
  public:
   ReplicatedParameters(std::string name, Placement activations, bool use_local_output)

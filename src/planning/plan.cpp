@@ -210,8 +210,8 @@ RankPlan detail::plan_rank(const MakeRun& make, std::int64_t ranks, int rank,
 
 namespace {
 
-/// Throws Error unless the first and the last rank of a RankKind have the same memory peak and send
-/// the same bytes. The two ranks differ, for example, if a batch cannot be divided evenly.
+/// Throws Error unless the first and the last rank of a RankKind have equal memory peaks and sent
+/// bytes. The ranks differ, for example, if a batch cannot be divided evenly.
 void check_kind(const RankPlan& plan, const RankPlan& last) {
   const auto traffic = [](const RankPlan& rank) { return comm::total(rank.metrics.comm); };
   const auto text = [&](const RankPlan& rank) {

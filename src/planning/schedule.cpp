@@ -96,8 +96,8 @@ bool adds_product(std::string_view name) {
   return name == "aten::addmm" || name == "aten::addmm_";
 }
 
-/// Returns the matrix whose dtype decides the FLOP/s: the first input of a matrix product or of
-/// attention. addmm adds its first input to the product, so its second input is returned.
+/// Returns the matrix whose dtype decides the FLOP/s: usually the first input. addmm adds its first
+/// input to the product, so addmm's second input is returned.
 const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];
 }
@@ -106,8 +106,8 @@ bool is_attention(std::string_view name) {
   return name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
 }
 
-/// Returns the FLOP/s of a matrix product or of attention. The FLOP/s of attention depend on the
-/// head size, the last size of inputs[1] (the key in forward, the query in backward).
+/// Returns the FLOP/s of a matrix product or of attention. inputs[1] of attention (the key in
+/// forward, the query in backward) has the head size as its last size.
 double flops_rate(const Machine& machine, const FakeCall& call) {
   const c10::ScalarType type = first_factor(call).scalar_type();
   return is_attention(call.name) ? machine.attention_flops(type, call.inputs[1].size(-1))

@@ -1,6 +1,5 @@
-// Simulates when the operators and collectives of a training step run. There is a clock for each
-// stream of a device, and for the network of each process group. An operator or a collective
-// advances the clock of its stream or network.
+// Simulates when the operators and collectives of a training step run. Each stream of a device and
+// the network of each process group have a clock. Operators and collectives advance a clock.
 
 #pragma once
 
@@ -21,12 +20,10 @@
 
 namespace tessera::planning {
 
-/// Computes the times of a step's operators and collectives. The CPU is assumed to run ahead of the
-/// GPU, as for large models. An operator takes the time for its FLOPs or its bytes at the machine's
-/// rates, whichever is longer. A collective takes the time for its bytes on the slowest link of a
-/// ring. Collectives overlap with everything except collectives of the same process group. On a
-/// GPU, a collective takes multiprocessors from matrix products and attention that run at the same
-/// time.
+/// Computes the times of a step's operators and collectives. An operator takes the longer of the
+/// times for its FLOPs and for its bytes. A collective takes the time for its bytes on the slowest
+/// link. Collectives of one process group run one after another. On a GPU, collectives slow matrix
+/// products and attention. The CPU is assumed to run ahead.
 class Schedule final : public comm::Streams {
  public:
   /// Computes no times if `machine` is nullopt. `lanes`: whether the device has several streams. If

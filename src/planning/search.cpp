@@ -169,8 +169,8 @@ std::int64_t least_peak(const Search& search) {
   return peak(*std::ranges::min_element(search.found, {}, peak));
 }
 
-/// Sets FoundLayout::frontier (Pareto front of time and memory). `found` must be sorted by time: a
-/// layout is on the frontier if it fits and takes less memory than all faster layouts that fit.
+/// Sets FoundLayout::frontier. `found` must be sorted by time: a layout that fits is on the
+/// frontier if all faster layouts that fit take more memory.
 void mark_frontier(std::vector<FoundLayout>& found) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (FoundLayout& each : found) {
@@ -271,8 +271,8 @@ class LayoutSearch {
   Search search_;
   bool is_laid_out_ = false;
   // For each number of tensor-parallel ranks: the layouts that do not fit into memory. Context
-  // parallelism does not make such a layout fit: a rank has as many tokens as before, and also
-  // needs memory for masks and for keys and values of other ranks.
+  // parallelism cannot help: a rank has as many tokens as before, and also needs masks, keys and
+  // values.
   std::map<std::int64_t, TooLarge> too_large_;
 };
 

@@ -155,8 +155,8 @@ void Checkpointer::begin_run() {
   checkpoint::detail::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// Sets the saved step from which the run continues. Puts later saved steps into damaged_. The next
-/// save marks the steps in damaged_ as unfinished, so that the run can save these steps again.
+/// Sets the saved step from which the run continues. The next save marks later saved steps
+/// (damaged_) as unfinished, so that the run can save these steps again.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
   source_ = folder(step);
@@ -353,8 +353,8 @@ void Checkpointer::check_last_save() {
   }
 }
 
-/// Waits for the last background save. If that save failed, warns and returns false, so that the
-/// step can be saved again. The result is the same on all ranks.
+/// Waits for the last background save. After a failed save, warns and returns false on all ranks,
+/// so that the step can be saved again.
 bool Checkpointer::settle() {
   try {
     pending_.wait();

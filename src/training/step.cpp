@@ -177,9 +177,9 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
 }
 
 /// Updates the parameters, and checks the loss and the gradient norm for NaN and infinity. On a CPU
-/// the check comes before the update, so that a failed step changes no parameter. On a GPU the
-/// check comes after the update, so that the host waits only once per step; AdamW's kernels change
-/// nothing if the norm is NaN or infinite.
+/// the check comes first, so that a failed step changes no parameter. On a GPU the check comes
+/// last, so that the host waits only once; AdamW's kernels change nothing if the norm is not
+/// finite.
 void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
             const std::vector<nn::SlotPtr>& parameters, const at::Tensor& loss,
             StepResult& result) {

@@ -1,7 +1,6 @@
 // The program checkpoint_copy DP TP FROM TO, for tests that compare with PyTorch. Loads a small
 // model and its AdamW state from FROM on a mesh DP x TP, and saves both to TO. FROM and TO are
-// files of whole tensors or the folder of a training step. FROM can also be a Hugging Face model;
-// the AdamW state is then zeros.
+// files of whole tensors or folders of a training step; FROM can also be a Hugging Face model.
 
 #include <cstdlib>
 #include <iostream>

@@ -50,7 +50,7 @@ TEST_F(CallAgreement, AcceptsEqualCallsWithoutTraffic) {
 }
 
 /// Ranks 0 and 2 call all-gathers "b", "c", "e". Rank 1 calls the all-gathers in `purposes` and
-/// reports `error`. Other members describe the first difference, which the message must name.
+/// reports `error`. The message must name the first difference.
 struct Difference {
   std::vector<std::string> purposes;
   std::string error, number, of_others, of_rank_1;

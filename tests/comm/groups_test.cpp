@@ -1,5 +1,5 @@
-// Tests the purpose texts of collective calls, and calls that send several tensors: in place or, if
-// the back end cannot, through a buffer into which the tensors are packed.
+// Tests the purpose texts of collective calls, and calls that send several tensors: in place, or
+// through a buffer if the back end cannot.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

@@ -253,8 +253,8 @@ constexpr milliseconds kSoon{2000};
 constexpr milliseconds kSoon{1000};
 #endif
 
-/// The time limit for an error that names a lost rank. With NCCL, a lost rank waits for the other
-/// ranks before it ends, and the watchdog reports this wait.
+/// The time limit for an error that names a lost rank. NCCL's lost rank waits for the other ranks
+/// before it ends, and the watchdog reports this wait.
 milliseconds soon(const Job& job) {
   return job.on_device() ? job.timeout() : kSoon;
 }

@@ -1,6 +1,6 @@
 // The program token_ids TOKENIZER TEXT..., for tests that compare with other libraries. Encodes
-// files and decodes the tokens. Writes the ids to TEXT.ids (int64, in the byte order of the
-// machine), and the decoded text to TEXT.decoded.
+// files and decodes the tokens. Writes the ids to TEXT.ids (int64, native byte order), and the
+// decoded text to TEXT.decoded.
 
 #include <fstream>
 #include <iostream>

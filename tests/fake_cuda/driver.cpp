@@ -1,5 +1,5 @@
 // CUDA driver functions that libtorch looks up by name. The fake library has the soname
-// libcuda.so.1, so that dlopen() of this name finds the fake library, which is already loaded.
+// libcuda.so.1, so that dlopen() of libcuda.so.1 finds the loaded fake library.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 

@@ -87,8 +87,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-/// A first stream, which is blocked, sets a value from 1 to 0. A second stream copies the value (if
-/// `waits`, after the first stream's work). Returns the copy before and after the block ends.
+/// A blocked stream sets a value from 1 to 0. A second stream copies the value (after the first
+/// stream's work, if `waits`). Returns the copy before and after the block ends.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();

@@ -1,7 +1,6 @@
 // Functions of CUDA, cuBLAS and NCCL that libtorch links to, but that the fake does not support.
-// Each function counts a violation and returns an error. If a function were missing here, the real
-// library's function would be called with the fake's handles. Parameters are unused and therefore
-// not declared.
+// Each function counts a violation and returns an error. Otherwise the real library would be
+// called. Parameters are unused and therefore not declared.
 #include <string>
 
 #include "record/record.h"

@@ -18,9 +18,9 @@ constexpr std::size_t pos(std::int64_t index) {
 /// ceil(list.size() / parts) elements; the last chunks have fewer elements or none.
 Indices chunk(const Indices& list, std::int64_t parts, std::int64_t index);
 
-/// Returns the indices of dimension `dim` that PyTorch gives to `coordinate`. The placements split
-/// the indices in mesh order. StridedShard first cuts the indices into split_factor pieces, then
-/// splits each piece into chunks, and gives each coordinate one chunk of each piece.
+/// Returns the indices of dimension `dim` that PyTorch gives to `coordinate`. Placements split the
+/// indices in mesh order. StridedShard cuts the indices into split_factor pieces, and gives each
+/// coordinate one chunk of each piece.
 Indices torch_indices(const Placements& placements, const Indices& mesh_sizes, int dim,
                       std::int64_t size, const Indices& coordinate);
 

@@ -90,8 +90,8 @@ TEST(ToLayout, RefusesInvalidPlacements) {
        {"no factor", making({2}, {StridedShard{0, 0}}, {8}), {"split factor below 1"}}});
 }
 
-/// Converts placement lists of Shard(0), StridedShard and Replicate to layouts and back. Each rank
-/// must have the indices that PyTorch gives it. The new lists must be equivalent to the old lists.
+/// Converts placement lists to layouts and back. Each rank must have the indices that PyTorch gives
+/// to the rank. The new lists must be equivalent to the old lists.
 void check_all_even_lists(const Indices& mesh) {
   std::int64_t size = 60;
   for (const auto m : mesh) {
@@ -146,7 +146,7 @@ TEST(ToLayout, GivesPyTorchsIndicesForUnevenShards) {
 }
 
 /// As in FSDP over tensor parallelism, tp splits the tensor first, and dp then splits each tp
-/// shard. The size of a dimension need not be a multiple of the number of ranks.
+/// shard. Shards can be uneven.
 TEST(ToLayout, NestsUnevenChunksOfFsdpInsideTensorParallelism) {
   for (std::int64_t size = 0; size < 24; ++size) {
     const Indices mesh{2, 3};

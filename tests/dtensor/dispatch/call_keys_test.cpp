@@ -75,8 +75,8 @@ TEST(DispatchCache, ReleasesMeshesWhenCleared) {
   EXPECT_TRUE(world.expired());
 }
 
-// Operators usually get unboxed arguments; in an operator mode, they get the arguments on a stack.
-// Both forms of a call must have the same key in the dispatch cache.
+// Operators get unboxed arguments, or arguments on a stack in an operator mode. Both forms of a
+// call must have the same key in the dispatch cache.
 
 using Arguments = std::vector<c10::IValue>;
 

@@ -1,6 +1,5 @@
-// Calls each libtorch operator that takes and returns tensors, with arguments that its schema
-// allows. With distributed tensors, the operator must return correct distributed tensors, or throw
-// an error of one line.
+// Calls each libtorch operator that takes and returns tensors. Distributed arguments must give
+// correct distributed results, or an error of one line.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>

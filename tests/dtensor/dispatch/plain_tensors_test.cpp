@@ -168,8 +168,8 @@ TEST_ON_MESH(Initialiser, ConstantAndRandomFillsWorkOnAShardedParameter, {2}, {"
   EXPECT_EQUAL(torch::nn::init::dirac_(kernel), expected);
 }
 
-// Operators take a plain and a distributed tensor. First and second derivatives with respect to the
-// plain tensor must be plain, and must equal the derivatives computed on one rank.
+// Tests first and second derivatives with respect to a plain tensor that is combined with a
+// distributed tensor. The derivatives must be plain, and equal to those on one rank.
 
 namespace plain_gradients {
 

@@ -23,9 +23,9 @@ struct Operand {
 };
 
 /// A table row: operand layouts, and the expected layouts and communication. Placements: "S0"
-/// (sharded on dimension 0), "R" (replicated), "P" (Partial sum), "Pmax" (Partial maximum); commas
+/// (sharded on dimension 0), "R" (replicated), "P" (Partial sum), "Pmax" (Partial maximum). Commas
 /// separate mesh dimensions, blanks separate tensors. Communication: "2 all_reduce 128" is 128
-/// bytes per rank in two all-reduces, "all_reduce 64" is 64 bytes in one, "-" is none.
+/// bytes per rank in two all-reduces; "-" is none.
 struct LayoutCase {
   std::string operands, results, forward;
   std::string gradients;  ///< of the reals among the operands; "-" for a real without one
@@ -45,8 +45,8 @@ struct Family {
   const char* name;
   std::vector<Operation> operations;
 
-  /// `run` maps operand tensors to result tensors. Each row has five columns, "operands | results |
-  /// forward | gradients | backward"; the last two are missing if the operation has no gradients.
+  /// `run` maps operand tensors to result tensors. A row is "operands | results | forward |
+  /// gradients | backward", without the last two columns if the operation has no gradients.
   template <class Run>
   Operation& add(const char* operation, std::vector<Operand> operands, Run run,
                  const std::vector<std::string>& rows) {

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Tests reductions and scans along a sharded dimension, which must send only as many bytes as the
-// result has. Some shards are short or empty. Values include ties, NaNs and infinities.
+// Tests reductions and scans along a sharded dimension. The sent bytes must be those of the result.
+// Some shards are short or empty. Values include ties, NaNs and infinities.
 
 namespace {
 

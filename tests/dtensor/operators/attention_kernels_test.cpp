@@ -1,6 +1,6 @@
 // Tests the sharding rules of attention operators that have only CUDA kernels. This file registers
-// CPU kernels for these operators. Like the outputs of the CUDA kernels, the outputs of these CPU
-// kernels contain undefined tensors, sizes as integers and padded statistics.
+// CPU kernels with the same kinds of outputs: undefined tensors, sizes as integers and padded
+// statistics.
 
 #include <torch/library.h>
 

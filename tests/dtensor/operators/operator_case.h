@@ -34,8 +34,7 @@ struct OperatorCases : std::vector<OperatorCase> {
 };
 
 /// Compares the results and gradients of a case on a mesh with those of plain tensors. The inputs
-/// have random layouts (interleaved, Partial or uneven, for example). A leaf and its gradient must
-/// have the same layout.
+/// have random layouts. A leaf and its gradient must have the same layout.
 void expect_equals_one_rank(const OperatorCase& c, const std::vector<std::int64_t>& mesh_sizes);
 
 using Attention = std::function<at::Tensor(const std::vector<at::Tensor>&)>;

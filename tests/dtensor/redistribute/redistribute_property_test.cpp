@@ -1,6 +1,6 @@
-// Tests random redistributions. Results, gradients, round trips and sent bytes are compared with
-// index arithmetic on the whole tensor. Error messages contain the mesh and the seed.
-// TESSERA_PROPERTY_CASES: number of redistributions for each mesh (default 50).
+// Tests random redistributions: results, gradients, round trips and sent bytes. Error messages
+// contain the mesh and the seed. TESSERA_PROPERTY_CASES: number of redistributions for each mesh
+// (default 50).
 
 #include <atomic>
 #include <cstdlib>

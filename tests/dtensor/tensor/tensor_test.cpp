@@ -126,8 +126,8 @@ TEST_ON_RANKS(WriteToTransposedView, ReachesTheBaseOnAOneRankDimension, 3) {
   }
 }
 
-// A C++ number must not promote the dtype of a distributed tensor: with a float32 x, x + 1e-6 is
-// float32. A Partial sum times infinity must equal the reduced value times infinity.
+// A C++ number must not promote the dtype of a distributed tensor. A Partial sum times infinity
+// must equal the reduced value times infinity.
 
 using WithNumber = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& number)>;
 

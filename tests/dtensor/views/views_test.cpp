@@ -99,9 +99,9 @@ TEST_ON_MESH(InferredSize, IsTheGlobalSizeForAnEmptyShard, {4}, {"dp"}) {
   EXPECT_EQUAL(z, values({2, 6, 2, 4}));
 }
 
-// Elements of an expanded tensor share memory. If libtorch accepts an in-place operator on a plain
-// expanded tensor, distributed expanded tensors must accept the operator with any placement. If
-// libtorch throws, all ranks must throw.
+// Elements of an expanded tensor share memory. A distributed expanded tensor must accept exactly
+// the in-place operators that libtorch accepts on a plain expanded tensor, and all ranks must throw
+// together.
 
 TEST_ON_MESH(ExpandedTensor, IsWrittenLikeOnOneRank, {3}, {"x"}) {
   const std::vector<testing::Named<void(at::Tensor)>> writes{

@@ -22,8 +22,8 @@ class Done final : public comm::Work {
   void wait() override {}
 };
 
-/// Leaves one norm out of every all-reduce that has as many elements as all norms together. With
-/// suitable batch and sequence sizes, no other all-reduce has this number of elements.
+/// Leaves one norm out of every all-reduce with as many elements as all norms together. Suitable
+/// batch and sequence sizes avoid other all-reduces of this size.
 class UnsummedNorm final : public testing::ForwardingCommunicator {
  public:
   UnsummedNorm(comm::CommunicatorPtr inner, std::int64_t norms, std::int64_t elements)

@@ -353,9 +353,8 @@ std::string fault_of(const Buffer& buffer, std::size_t element) {
   return buffer.aligned_to(element) ? "" : "a buffer is not aligned to its elements";
 }
 
-/// Returns whether NCCL can use the operation's buffers. NCCL cannot use a buffer that the GPU
-/// cannot access, that exceeds its allocation, that is not aligned to its elements, or that
-/// overlaps another buffer in a way that NCCL does not document.
+/// Returns whether NCCL can use the operation's buffers. A buffer must be accessible to the GPU,
+/// inside its allocation and aligned. Buffers may overlap only as NCCL documents.
 bool check_buffers(const Operation& operation) {
   const Buffer input = input_of(operation);
   const Buffer output = output_of(operation);
@@ -442,7 +441,7 @@ void count(const std::vector<Operation>& operations) {
 }
 
 /// Runs a NCCL group on the stream of its first operation. As in NCCL, the group waits for the
-/// streams of its other operations, and these streams then wait for the group.
+/// streams of its other operations, and these streams wait for the group.
 void launch(const std::vector<Operation>& operations) {
   count(operations);
   Stream& first = *operations.front().stream;
