@@ -20,74 +20,44 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// Makes `module` one FSDP unit (FSDP2's fully_shard). The unit's parameters are the parameters of
-/// `module` and of modules below `module` that belong to no unit yet. The parameters are split over
-/// `mesh`: on dimension 0 as by torch.chunk, unless the options say otherwise (scalars are
-/// replicated). A unit's parameters are gathered together before forward and before backward and
-/// freed afterwards. Their gradients are reduce-scattered together and averaged over `mesh`. Apply
-/// fully_shard bottom-up: blocks first, the root last. Call the root's forward as root(x), because
-/// root.forward(x) skips the hooks. Outside of forward and backward, the module's parameters are
-/// the shards, even if the unit remains gathered. Parameters may be on the meta device.
+/// Makes `module` one FSDP unit, like FSDP2's fully_shard. The unit has all parameters of `module`
+/// that no earlier call put into a unit, so call fully_shard bottom-up, with the root last. Then
+/// call the root as root(x): root.forward(x) skips the hooks.
 ///
-/// `mesh`: one dimension, over which parameters are sharded. Or two dimensions (HSDP): replicas
-/// along the first, shards along the second; gradients are also all-reduced over the first.
-/// Parameters are moved to the mesh's device. If `mesh` is a slice of a larger mesh, parameters
-/// that tensor parallelism has put on another slice become distributed on both slices.
+/// `mesh`: one dimension of shards, or two dimensions (HSDP): replicas, then shards.
 ///
-/// Buffers are moved to the mesh's device as well, and so are the inputs of the root's forward,
-/// except meta and distributed tensors.
-///
-/// Not collective. Forward and backward of a unit are collective over `mesh`; only one thread at a
-/// time may run the forward or backward of a root and of units below the root. If a rank did not
-/// use a parameter, the parameter's gradient on this rank counts as zero; a parameter that no rank
-/// used gets no gradient. docs/fsdp.md describes the order of events and the legal orders of calls.
-/// Throws Error, before anything is changed, for a mesh without one or two dimensions, options that
-/// contradict each other, a module that is already a unit, and a parameter that cannot be split as
-/// requested or is shared with a module outside of `module`.
+/// Not collective, but forward and backward of the unit are collective over `mesh`. One thread at a
+/// time may run a root. See docs/fsdp.md. Throws Error if `mesh` or `options` are invalid, `module`
+/// is already a unit, or a parameter cannot be split as requested.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
-/// Makes several modules one FSDP unit. The unit is gathered before the first of these modules runs
-/// and freed after the last of these modules has run. All of the modules must run in each forward,
-/// and none may be the root.
+/// Makes several modules one FSDP unit. Every forward must run all of the modules, and none may be
+/// the root.
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
                  const Options& options = {});
 
-/// Data parallelism without sharding (DDP; FSDP2's replicate). Makes `module` one unit. Every rank
-/// of the 1-D `mesh` stores all parameters of the unit, as replicated distributed tensors. Nothing
-/// is gathered. Gradients are all-reduced in buckets (Options::bucket_cap_mb), while backward
-/// continues, and averaged. The parameters must be equal on all ranks: the first forward compares
-/// the parameters and throws Error on all ranks if they differ. Apply replicate bottom-up like
-/// fully_shard; both may be used in one model. The rules for units of fully_shard apply to units of
-/// replicate.
+/// Makes `module` one unit of data parallelism without sharding (DDP; FSDP2's replicate). Call
+/// replicate bottom-up. `mesh`: one dimension. Backward averages gradients over `mesh`. The
+/// parameters must be equal on all ranks; otherwise the first forward throws Error.
 ///
-/// Not collective. Throws Error as fully_shard does, for a mesh of more than one dimension, and for
-/// options that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size. Also
-/// throws Error for a bucket_cap_mb that is not positive.
+/// Not collective. Throws Error as fully_shard does, and for options that shard parameters.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
-/// Returns the weight rows * ranks / (rows of all ranks), where `rows` is this rank's number of
-/// rows of the batch. A rank multiplies its loss, the mean over its rows, by the weight. FSDP's
-/// average over the ranks is then the gradient of the mean over all rows. `mesh`: the root module's
-/// mesh, with any number of dimensions. A rank without rows has no mean (libtorch returns NaN): use
-/// a zero loss that depends on the model, such as y.sum() of the empty output y.
+/// Returns the weight of this rank's loss if ranks have different numbers of rows: rows * ranks /
+/// (rows of all ranks). Multiply the rank's mean loss by the weight before backward.
 ///   (at::mse_loss(model(x), target) * fsdp::mean_weight(x.size(0), mesh)).backward();
-/// Collective; the ranks exchange CPU values only. Throws Error on all ranks if a number of rows is
-/// negative or if no rank has rows.
+/// `rows`: this rank's rows of the batch. `mesh`: the root module's mesh. Collective. Throws Error
+/// on all ranks for negative numbers of rows, or if no rank has rows.
 double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
-/// Returns FSDP2's default mesh: all ranks of `world` in one dimension, "dp". The world must be
-/// passed, because a process has no default world: its threads can be ranks of one or of several
-/// worlds. Throws Error for a null world.
+/// Returns FSDP2's default mesh: all ranks of `world` in one dimension, "dp". Throws Error for a
+/// null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
-/// Makes a method of a unit's module callable from outside, like FSDP2's
-/// register_fsdp_forward_method:
+/// Returns a function that calls a method of a unit's module like forward: parameters are gathered
+/// during the call. Like FSDP2's register_fsdp_forward_method.
 ///   const auto encode = fsdp::register_forward_method(*model, &Model::encode);
 ///   const at::Tensor code = encode(x);
-/// A call of `encode` copies its arguments and behaves like forward: parameters are unsharded
-/// during the call, and their gradients are reduced in the backward. A call is collective and
-/// differentiable. A direct call of the method does not gather. If the module was split by
-/// tensor_parallel::parallelize_module, the method runs in the same scope as forward. For a module
-/// without FSDP and tensor parallelism, `encode` only calls the method. The module must outlive
-/// `encode`. Throws Error for a null method.
+/// Each call is collective, differentiable and copies its arguments. The module must outlive the
+/// function. Throws Error for a null method.
 template <class M, class Method>
 [[nodiscard]] auto register_forward_method(M& module, Method method) {
   static_assert(std::derived_from<M, nn::ModuleBase>,
@@ -101,12 +71,8 @@ template <class M, class Method>
   };
 }
 
-/// Describes where a forward or backward of this model was interrupted by an error, for messages:
-/// "the forward of unit 'layers.3'". Names the innermost of nested units; "" if neither forward nor
-/// backward has begun. Not collective.
-///   try { loss_of(batch).backward(); } catch (const c10::Error& error) {
-///     fail(fsdp::current_unit(*model), ": ", error.what_without_backtrace());
-///   }
+/// Returns where an error interrupted forward or backward, such as "the forward of unit
+/// 'layers.3'". Returns "" if neither forward nor backward has begun. Not collective.
 std::string current_unit(const nn::ModuleBase& module);
 /// The deprecated former name of current_unit().
 [[deprecated("use current_unit")]] inline std::string under_way(const nn::ModuleBase& module) {
@@ -129,27 +95,19 @@ class UnshardHandle {
   std::weak_ptr<Unit> unit_;
 };
 
-/// All-gathers the parameters of the unit of `module`, but not of units below `module`. Collective.
-/// First waits for earlier work on the compute stream, because this work may write the shards. Does
-/// nothing if the parameters are already unsharded. If shards were written since the last gather on
-/// any rank (the ranks compare CPU flags), the next unshard, start_unshard, UnshardScope or forward
-/// gathers again on all ranks. Throws Error for a module that is not a unit, for parameters that
-/// are still on the meta device, and if ranks gather different units.
+/// All-gathers the parameters of the unit of `module`, without units of child modules. Does nothing
+/// if the parameters are already gathered and no rank has written to a shard. Collective. Throws
+/// Error for a module that is not a unit, and for parameters on the meta device.
 void unshard(nn::ModuleBase& module);
-/// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
-/// unsharded. Unsharded parameters are copies: if the program has written to an unsharded parameter
-/// since unshard, reshard frees the parameters and then throws Error. If a forward runs before
-/// reshard, the forward throws Error for such a write and frees nothing. Throws Error for a module
-/// that is not a unit.
+/// Frees the gathered parameters of a unit. Not collective. Throws Error for a module that is not a
+/// unit. Also throws Error after a write to a gathered parameter, because the write is lost.
 void reshard(nn::ModuleBase& module);
-/// Starts to gather the parameters of a unit, with the shards' values at the time of this call. The
-/// next forward or unshard, or the returned handle, waits for the gather. Collective. Throws the
-/// errors of unshard.
+/// Starts to gather the parameters of a unit. The next forward or unshard, or the returned handle,
+/// waits for the gather. Collective. Throws Error as unshard does.
 UnshardHandle start_unshard(nn::ModuleBase& module);
 
-/// Unshards the parameters of a unit while the object exists. The destructor frees the parameters
-/// unless they were unsharded before, and warns of a write to a parameter, because the write is
-/// lost. Collective. Throws the errors of unshard.
+/// Gathers the parameters of a unit while the object exists. The destructor frees the parameters,
+/// unless the parameters were gathered before. Collective. Throws Error as unshard does.
 class UnshardScope : tessera::detail::NoCopy {
  public:
   explicit UnshardScope(nn::ModuleBase& module);
@@ -160,53 +118,42 @@ class UnshardScope : tessera::detail::NoCopy {
   bool was_unsharded_;
 };
 
-// The set_ functions change a unit's settings, also between iterations. The settings must be the
-// same on every rank, because they control collectives. A setting applies to the unit of `module`
-// and, unless `recurse` is false, to the units of modules below `module`. No setter is collective.
-// Each setter throws Error, before anything is changed, if there is no such unit.
+// The set_ functions change settings of the unit of `module` and, if `recurse` is true, of the
+// units below `module`. Not collective, but every rank must choose the same settings. Throw Error
+// if there is no such unit.
 
 /// With `reshard` true, a unit's parameters are freed after forward (ZeRO-3); with false,
 /// parameters remain gathered for backward (ZeRO-2).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
-/// With `reshard` false, parameters remain gathered after backward, until reshard() or a later
-/// backward frees them. Use false if nothing writes to the parameters between micro-batches. After
-/// a write, such as an optimizer's step, the next forward gathers the parameters again.
+/// Sets whether backward frees the gathered parameters. Use false if no parameter is changed
+/// between two micro-batches.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
-/// With `sync` false, backward reduces nothing: each rank adds up its unsharded gradients (in
-/// reduce_dtype) until the first backward with `sync` true reduces the sum. Until then `.grad` of a
-/// parameter can be dropped (zero_grad) but not read. Use false to accumulate micro-batches at the
-/// cost of the memory of unsharded gradients.
+/// Sets whether backward reduces gradients over the ranks. With false, each rank adds up unsharded
+/// gradients until a backward with `sync` true. Until then `.grad` must not be read; zero_grad is
+/// allowed.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
-/// With `all_reduce` false (HSDP), backward sums gradients over the shard dimension of the mesh
-/// only and stores the sums, in reduce_dtype. The next backward with `all_reduce` true adds its own
-/// sums to the stored sums, and all-reduces the result over replicas. Micro-batches may use
-/// different parameters.
+/// Sets whether backward all-reduces gradients over the replicas (HSDP). With false, backward only
+/// reduces over the shard dimension and adds up the results. The next backward with `all_reduce`
+/// true all-reduces the sum.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
-/// With `last` false, reductions can still be in progress when a backward returns. Gradients are
-/// complete after a later backward with `last` true. Until then `.grad` of a parameter whose
-/// reduction is in progress can be dropped (zero_grad) but not read. Use false for all
-/// micro-batches except the last one. `module`: the root module.
+/// Sets whether backward waits until all gradients are reduced. Use false for all micro-batches
+/// except the last. After a backward with false, `.grad` must not be read; zero_grad is allowed.
+/// `module`: the root module.
 void set_is_last_backward(nn::ModuleBase& module, bool last);
 /// With `unshard` false, backward does not gather the unit's parameters. Use false for a unit whose
 /// gradients do not depend on its parameters (an embedding, for example).
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
-/// Sets the number by which the sum of the ranks' gradients is divided. Default: the number of
-/// ranks of the root's mesh, or of a parameter's own mesh if that mesh has ranks outside of the
-/// root's mesh. Use 1 if every rank gathers the features of all ranks and computes one common loss.
-/// Throws Error for a factor that is not positive and finite.
+/// Sets the number by which the sum of the ranks' gradients is divided. The default is the number
+/// of ranks of the root's mesh. Throws Error for a factor that is not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
-/// With `force` true, gradients are divided once, after they have been summed over the ranks.
-/// `force` true is the default for all dtypes except fp16. With fp16, a part of the division
-/// precedes the sum, to avoid overflow; pass true if the hardware sums in a wider dtype, or if the
-/// gradients are small enough.
+/// Sets whether all of the division follows the sum over the ranks. Only fp16 has the default
+/// false: a part of the division precedes the sum, to avoid overflow.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
-/// A function that changes the reduced gradients of a unit in place before their division, for
-/// example to reduce the gradients over another process group. The hook gets one flat tensor, in
-/// reduce_dtype, with all gradients of one dtype or, under replicate(), the gradients of one
-/// bucket. On one rank, where nothing is reduced, the hook is called for each gradient. Under HSDP
-/// the gradients have already been all-reduced. The hook runs on the stream of the reduction, and
-/// the next unit's reduction waits for the hook.
+/// A function that changes reduced gradients in place, before the division. The argument is a flat
+/// tensor in reduce_dtype: gradients of one dtype or, under replicate(), of one bucket. On one
+/// rank, the function gets each gradient separately. The function runs on the stream of the
+/// reduction.
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 /// Sets the all-reduce hook of a unit (FSDP2's set_all_reduce_hook). An empty function removes the
 /// hook.
@@ -214,17 +161,12 @@ using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 ///   });
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
 
-/// Makes the all-gathers of the next forward wait for `event`, the end of the optimizer's update.
-/// Without this call the all-gathers wait for all work that was issued before the forward. Applies
-/// to one forward. `root`: the root module.
-///   optimizer.step();
-///   fsdp::set_post_optim_event(*model, comm::record_event(mesh.device()));
-/// Throws Error for a module that is not a unit, and for a unit that ran below another root.
+/// Makes the all-gathers of the next forward wait only for `event`, the end of the optimizer's
+/// update. Throws Error if `root` is not a unit, or ran below another root.
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 
-/// Sets the units whose gathers start when forward reaches the unit of `module`. Default: only the
-/// unit that ran after the unit of `module` in the root's last forward. Throws Error for a module
-/// that is not a unit.
+/// Sets which units start to gather when forward reaches the unit of `module`. Default: the unit
+/// that came next in the last forward. Throws Error for a module that is not a unit.
 void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 /// Sets the units whose gathers start when backward reaches the unit of `module`. Default: only the
 /// unit that ran in forward immediately before the unit of `module`.

@@ -28,25 +28,21 @@ struct FakeCall {
 /// `call.results` is empty.
 using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
 
-/// Like PyTorch's FakeTensorMode, for CPU tensors in C++. While a FakeMode exists, an operator on
-/// floating-point tensors allocates results of the right sizes, strides and types by the CPU's
-/// allocator, and computes nothing. A step of a model then takes only the time of its operator
-/// calls, and allocates and frees the memory of a real step. Operators that use only integers and
-/// booleans run as usual, so that indices and flags lead to the same decisions as in a real run.
-/// item() of a floating-point tensor is 1; other floating-point values are undefined. Integers that
-/// are computed from floating-point numbers (topk, argmax) are 0.
+/// While a FakeMode exists, operators on floating-point CPU tensors allocate their results but
+/// compute nothing, like PyTorch's FakeTensorMode. Operators on only integers and booleans run as
+/// usual. item() of a floating-point tensor is 1; other floating-point values are undefined.
+/// Integers computed from floating-point numbers (topk, argmax) are 0.
 ///
-/// A FakeMode applies to the thread that creates the FakeMode, and to backward calls of that
-/// thread. An operator throws Error if FakeMode cannot derive the sizes of its results. Only one
-/// FakeMode per process may exist at a time. For large tensors FakeMode needs an allocator whose
-/// memory uses no RAM before the first write, as in planning::plan().
+/// Applies to the thread that creates the FakeMode, and to backward calls of the thread. Only one
+/// FakeMode may exist in a process. An operator throws Error if FakeMode cannot derive the sizes of
+/// its results. Large models need an allocator that uses no RAM before the first write
+/// (planning::plan()).
 class FakeMode : tessera::detail::NoCopy {
  public:
   using Observer = std::function<void(const FakeCall&)>;
-  /// `device`: the device that the FakeMode simulates. Fused operations allocate as much memory as
-  /// they would on that device. `observer`: a function that is called for each operator call, on
-  /// the thread of the call; can be empty. `rules`: functions that return the results of operators
-  /// whose result sizes depend on values ("aten::nonzero"), for tensors of all types.
+  /// `device`: the device whose memory use the fused operations imitate. `observer`: called for
+  /// each operator call, on the same thread; can be empty. `rules`: functions that return results
+  /// of operators whose result sizes depend on values ("aten::nonzero").
   explicit FakeMode(c10::DeviceType device = c10::DeviceType::CPU, Observer observer = {},
                     std::map<std::string, FakeRule> rules = {});
   ~FakeMode();

@@ -17,15 +17,12 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// An n-dimensional arrangement of ranks, with a process group for each dimension. A DeviceMesh is
-/// cheap to copy: copies share one immutable object. Like PyTorch's DeviceMesh.
+/// An n-dimensional arrangement of ranks with a process group for each dimension, like PyTorch's
+/// DeviceMesh. Copies share one immutable object. Thread safe.
 ///
-/// Only a rank that is a member of the mesh can communicate on the mesh. On other ranks
-/// coordinate() is empty, and groups, slices and tensors on the mesh throw Error.
-///
-/// The index of a dimension counts from 0 or, as in PyTorch, backwards from -1. A `name` is the
-/// name of a dimension, or a name that was given to flatten(). Any other index or name throws
-/// Error. Thread safe.
+/// On ranks outside of the mesh, coordinate() is empty, and groups, slices and tensors on the mesh
+/// throw Error. A dimension index may be negative and then counts from the end. A name is a
+/// dimension's name or a name given to flatten(). Throws Error for other indices and names.
 class DeviceMesh {
  public:
   /// Constructs a DeviceMesh without ranks, which can only be assigned to and compared.
@@ -33,17 +30,16 @@ class DeviceMesh {
   /// Makes a mesh of the world ranks `ranks`, in row-major order of `shape`. Not collective.
   DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape);
 
-  /// Makes a mesh that uses the caller's process groups, one for each dimension, instead of making
-  /// groups. This rank's rank in each process group must equal this rank's coordinate in the mesh
-  /// dimension. Not collective. Throws Error for a process group of another size or rank, and if an
-  /// equal mesh already has another process group for a dimension.
+  /// Makes a mesh from the caller's process groups, one for each dimension. This rank's rank in a
+  /// group must equal its coordinate in the dimension. Not collective. Throws Error for other sizes
+  /// or ranks, and if an equal mesh already has another process group.
   static DeviceMesh from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                 const std::vector<comm::CommunicatorPtr>& groups);
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// Returns the address of the object that all copies of this mesh share. Equal for two meshes of
-  /// one world with the same ranks, sizes and names, and for two equal slices of one mesh.
+  /// Returns an address that is equal for copies of a mesh, for equal meshes of one world, and for
+  /// equal slices of one mesh.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;
@@ -68,10 +64,9 @@ class DeviceMesh {
   /// Returns this rank's index in a 1-D mesh; throws Error for a mesh with more dimensions.
   std::int64_t local_rank() const;
 
-  /// Returns the submesh that has the named dimensions and contains this rank. A name that was
-  /// given to flatten() counts as a dimension. Not collective. Throws Error for an unknown or
-  /// repeated name, if the names are not in the order of the mesh dimensions, or if this rank is
-  /// not a member.
+  /// Returns the submesh that has the named dimensions and contains this rank. A name given to
+  /// flatten() counts as a dimension. Not collective. Throws Error for unknown, repeated or wrongly
+  /// ordered names, or if this rank is not a member.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](std::initializer_list<std::string_view> names) const;
   DeviceMesh slice(const std::vector<std::string>& names) const;
@@ -85,9 +80,9 @@ class DeviceMesh {
   /// Throws Error unless the sizes multiply to the dimension's size. Not collective.
   DeviceMesh unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                        const std::vector<std::string>& names) const;
-  /// Returns the submesh that has the dimensions of all of `meshes`, in the order of `meshes`, and
-  /// contains this rank. All of `meshes` must have the same root(). Not collective. Throws Error if
-  /// two of `meshes` share a dimension.
+  /// Returns the submesh that has the dimensions of all of `meshes`, in this order, and contains
+  /// this rank. `meshes` must have the same root(). Not collective. Throws Error if two of `meshes`
+  /// share a dimension.
   static DeviceMesh concatenate(const std::vector<DeviceMesh>& meshes);
 
   /// Returns the process group of a mesh dimension. The first call makes the process group, which
@@ -114,9 +109,8 @@ class DeviceMesh {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Makes a mesh over all ranks of `world`, row-major: the last dimension varies fastest with the
-/// rank. Throws Error if the sizes don't multiply to the world size. Not collective: process groups
-/// are made at their first use.
+/// Makes a row-major mesh over all ranks of `world`. Not collective: process groups are made at
+/// first use. Throws Error if the sizes do not multiply to the world size.
 DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> sizes,
                             std::vector<std::string> names);
 

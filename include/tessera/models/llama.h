@@ -19,8 +19,8 @@
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
-// The Llama decoder family: Llama 1 to 3.3, Mistral, Qwen 2 and Qwen 3. LlamaConfig describes how
-// the models differ. The models are implemented in src/models/llama.cpp. Typical use:
+// The Llama decoder family: Llama 1 to 3.3, Mistral, Qwen 2 and Qwen 3, as LlamaConfig describes.
+// Typical use:
 //
 //   const models::LlamaConfig config = models::read_config(folder / "config.json");
 //   std::shared_ptr<models::Llama> model;
@@ -54,25 +54,22 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   Llama(LlamaConfig config, std::int64_t max_sequence, double dropout = 0);
 
   /// Maps tokens, (batch, sequence) int64, to logits, (batch * sequence, vocabulary). With a cache,
-  /// the tokens follow the tokens in the cache: the first call gets the prompts, each later call
-  /// one token per text; only the logits of the last position are returned, (batch, vocabulary).
+  /// the first call gets the prompts, and each later call one token per text. Each call then
+  /// returns only the last position's logits, (batch, vocabulary).
   ///
-  /// `positions`, (batch, sequence) int64: the position of each token within its document. The
-  /// first token of a document has position 0, and each later token one more than the previous
-  /// token. A token then attends only to its own document. Without `documents`, the CPU reads the
-  /// positions: if the positions are on a GPU, forward waits for a copy to the CPU. With context
-  /// parallelism, `tokens` are this rank's part of each sequence, `positions` has the positions of
-  /// all tokens, and a cache is not supported.
+  /// `positions`, (batch, sequence) int64: the position of each token in its document, from 0. A
+  /// token attends only to its own document. With context parallelism, `tokens` has this rank's
+  /// tokens, and `positions` has all positions.
   ///
-  /// Throws Error for more than max_sequence positions, and for `positions` together with a cache.
+  /// Throws Error for more than max_sequence positions, and for a cache with `positions` or with
+  /// context parallelism.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {}, const nn::DocumentsPtr& documents = {});
   /// Returns the loss of the model's logits for `tokens`. Computes the output head and the loss
   /// together, without all logits in memory (linear_cross_entropy).
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);
   /// Makes a cache for texts of at most `positions` positions, including `padding`. The first
-  /// padding[i] positions of text i have no token, so that texts of different lengths end at the
-  /// same position.
+  /// padding[i] positions of text i have no token, so that all texts end at the same position.
   KvCache new_cache(std::int64_t positions, std::vector<std::int64_t> padding = {0}) const;
 
   const LlamaConfig& config() const { return config_; }
@@ -87,19 +84,17 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   class Block;
   class Backbone;
 
-  /// Splits the first projections of attention and MLP column-wise, the last projections row-wise,
-  /// and the embedding and the head by the vocabulary. Throws Error for a mesh over which the heads
-  /// cannot be split.
+  /// Splits attention and MLP over heads and hidden features, and the embedding and the head by the
+  /// vocabulary. Throws Error for a mesh over which the heads cannot be split.
   tensor_parallel::ParallelizePlan tensor_parallel_plan(
       const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const override;
-  /// Returns the FSDP units: embedding; each block; final norm with head; and the root unit with
-  /// the remaining parameters. With tied embeddings, the root unit has all parameters outside the
-  /// blocks.
+  /// Returns the FSDP units: embedding; each block; final norm with head; and the root unit. With
+  /// tied embeddings, the root unit has all parameters outside the blocks.
   std::vector<std::vector<nn::ModuleBase*>> fsdp_units() override;
   void set_context_parallel(const DeviceMesh& mesh) override;
-  /// Initializes weights from a normal distribution truncated at 3 standard deviations, norms with
-  /// ones. For the output projections of attention and MLP in a model of L layers, the standard
-  /// deviation is divided by sqrt(2 L). Also computes the rotary tables.
+  /// Initializes weights from a normal distribution truncated at 3 standard deviations, and norms
+  /// with ones. Output projections of a model of L layers have a standard deviation smaller by
+  /// sqrt(2 L). Also computes the rotary tables.
   void reset_parameters(const nn::InitContext& init) override;
 
   at::Tensor features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,

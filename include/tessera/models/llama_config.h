@@ -1,6 +1,5 @@
-// The configuration of a Llama, Mistral, Qwen 2, Qwen 3, Mixtral, Qwen 3 MoE or OLMoE. A setting in
-// config.json that the model does not implement throws Error, because the model would compute
-// something else.
+// The configuration of a Llama, Mistral, Qwen 2, Qwen 3, Mixtral, Qwen 3 MoE or OLMoE. Unsupported
+// settings in config.json throw Error.
 
 #pragma once
 
@@ -56,9 +55,8 @@ struct LlamaConfig {
   std::string json;
 };
 
-/// Reads a config.json. Throws Error, with the key, for a missing or impossible value, and for
-/// every setting that would change the computation and is not implemented (another activation,
-/// architecture or rope scaling, quantized weights).
+/// Reads a config.json. Throws Error, with the key, for a missing or impossible value, and for an
+/// unsupported setting that changes the computation.
 LlamaConfig read_config(const std::filesystem::path& file);
 namespace detail {
 
@@ -74,8 +72,8 @@ void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp);
 /// Returns how many of the `tp` tensor-parallel ranks have a copy of each key-value head; 1 if the
 /// key-value heads are split.
 std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp);
-/// Returns a line for logs about key-value heads that several ranks copy: "key-value heads: 2 on 4
-/// tensor-parallel ranks, each on 2 of them"; "" if the heads are split.
+/// Returns a log line if several ranks copy a key-value head: "key-value heads: 2 on 4
+/// tensor-parallel ranks, each on 2 of them". Otherwise returns "".
 std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp);
 
 /// Numbers of parameters of a model: all parameters, those of the token embedding, and those that

@@ -25,7 +25,7 @@ class DeclaresUnits {
   /// The modules that activation checkpointing recomputes, one at a time, in the order of forward.
   virtual std::vector<nn::ModuleBase*> blocks() const = 0;
   /// The modules of each FSDP unit, in the order of the calls to fully_shard(). Each block is one
-  /// unit. The last unit is the model itself, with all parameters that are in no other unit.
+  /// unit. The last unit is the model itself, with the remaining parameters.
   virtual std::vector<std::vector<nn::ModuleBase*>> fsdp_units() = 0;
   /// Splits sequences over the ranks of the 1-D `mesh` in all later forwards (context parallelism).
   /// The default implementation throws Error.
@@ -43,14 +43,12 @@ enum class ActivationMemory {
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
-  /// With sequence parallelism, if true: backward reduces the gradients of a block's gathered
-  /// inputs while it computes the gradients of the weights (ColwiseOptions::regather). If
-  /// `activations` is kAll, forward saves only the split inputs, and backward gathers the inputs
-  /// again. With other values of `activations`, backward recomputes the gathered inputs.
+  /// Whether backward reduces the gradients of a block's gathered inputs while it computes weight
+  /// gradients (sequence parallelism; ColwiseOptions::regather). With `activations` kAll, backward
+  /// gathers the inputs again, instead of saving the gathered inputs in forward.
   bool regather = true;
-  /// Whether the last block and the units after the last block are resharded after forward, if
-  /// `fsdp` reshards units after forward. Backward begins with these units, so resharding costs a
-  /// second all-gather.
+  /// Whether FSDP reshards the last block and later units after forward. Backward begins with these
+  /// units, so resharding costs a second all-gather.
   bool reshard_last = false;
   /// Options for every FSDP unit. reshard_after_forward (default true: ZeRO-3) applies to the units
   /// before the last block. Without `reshard_last`, the last block and later units remain gathered.
@@ -68,18 +66,18 @@ DeviceMesh batch_mesh(const DeviceMesh& mesh);
 /// flattened to one dimension. Dimensions that the mesh lacks are left out.
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
-/// Parallelizes the model over a mesh ("dp", "tp"). The mesh can also have the dimensions
-/// "dp_replicate", in front, and "ep" and "cp", between "dp" and "tp". The steps, in order:
-///   1. tensor and sequence parallelism over tp, if tp > 1, by the plan that the model declares
-///   2. context parallelism over cp; expert parallelism over ep or, without ep, over tp
-///   3. activation checkpointing of the blocks
-///   4. FSDP over dp, ep and cp (experts: over dp and cp); dp_replicate all-reduces gradients
-/// Backward does not gather an FSDP unit that has only embeddings. Throws Error for a model that
-/// does not implement DeclaresUnits, and the errors of these steps. Not collective.
+/// Parallelizes the model over a mesh ("dp", "tp"), optionally with "dp_replicate" in front, and
+/// "ep" and "cp" before "tp". The steps, in order:
+/// 1. tensor and sequence parallelism over tp, if tp > 1, by the plan that the model declares
+/// 2. context parallelism over cp; expert parallelism over ep or, without ep, over tp
+/// 3. activation checkpointing of the blocks
+/// 4. FSDP over dp, ep and cp (experts: over dp and cp); dp_replicate all-reduces gradients
+/// Not collective. Throws Error for a model that does not implement DeclaresUnits, and as the steps
+/// do.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
-/// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`, and
-/// splits experts over the ranks of `mesh`. Does nothing if `mesh` has one rank. Not collective.
+/// Does only step 1 of parallelize(), over the 1-D `mesh`, and splits experts over `mesh`. Does
+/// nothing if `mesh` has one rank. Not collective.
 void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
                            const ParallelOptions& options);
 

@@ -17,8 +17,8 @@ struct Node;
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Functions that describe the backward that runs on this thread. libtorch's public functions start
-// a backward, but do not describe a running backward.
+// Functions that describe the backward that runs on this thread. libtorch has no public function
+// for this.
 //
 // Canary: RunningBackwardCanary, a test of libtorch itself.
 
@@ -38,19 +38,16 @@ std::optional<std::uint64_t> origin_of_running_node();
 /// Whether the backward that runs on this thread executes the given autograd node.
 bool is_in_backward(const torch::autograd::Node* node);
 
-/// Queues a function to run at the end of the backward that runs on this thread. Functions run in
-/// the order in which they were queued, and may queue functions. Throws outside of a backward.
+/// Queues a function to run at the end of the backward on this thread, after functions that were
+/// queued earlier. Throws outside of a backward.
 void queue_end_of_backward(std::function<void()> callback);
 
-// Functions that distinguish this library's gradient hooks from hooks of the program, call the
-// hooks of a tensor, or give a tensor the hooks of another tensor. libtorch has all hooks in one
-// private list. During a backward libtorch tells which node runs, but not whether the gradient
-// formula of the node or a hook of the node runs. A node belongs to the program if its class is a
-// torch::autograd::Function (C++ or Python, even one in this library), or is neither libtorch's nor
-// this library's.
+// Functions that find, call and copy a tensor's gradient hooks. libtorch has only a private list,
+// with hooks of the program and of Tessera.
 //
-// A hook is recognised as a C++ hook by its class's mangled name: libtorch does not export the type
-// information that dynamic_cast needs.
+// A node belongs to the program if the node's class is a torch::autograd::Function, or is defined
+// outside of libtorch and Tessera. C++ hooks are recognised by the mangled name of the class,
+// because libtorch does not export the type information for dynamic_cast.
 //
 // Canary: GradientHooksCanary, a test of libtorch itself.
 
@@ -83,12 +80,11 @@ bool has_hooks_of_program(torch::autograd::Node& node);
 bool has_hooks(const at::Tensor& leaf);
 /// Runs the hooks of `leaf` one after another on `gradient` and returns the result.
 at::Tensor call_hooks(const at::Tensor& leaf, const at::Tensor& gradient);
-/// Calls the post-accumulate-grad hook of `leaf`, if there is one. Such a hook runs after a
-/// gradient was added to `.grad`, for example the step of an optimizer that runs in backward.
+/// Calls the post-accumulate-grad hook of `leaf`, if there is one.
 void call_hook_after_grad(const at::Tensor& leaf);
 
-/// Adds the hooks of `from` to `to`. Both tensors then share one list of hooks, so a hook that the
-/// program removes from `from` is also removed from `to`. `from` must require a gradient.
+/// Makes both tensors share the hooks of `from`, so that a later removal from `from` also applies
+/// to `to`. `from` must require a gradient.
 void move_hooks(const at::Tensor& from, const at::Tensor& to);
 
 }  // namespace tessera::detail

@@ -16,8 +16,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// The stores of c10d, by which the ranks of a job find each other. c10d is documented for Python
-// only; its C++ headers warn of later changes. Only src/comm includes this header and c10d_nccl.h.
+// The stores of c10d, by which the ranks of a job find each other. c10d's C++ interface is
+// undocumented and can change, so only src/comm includes this header and c10d_nccl.h.
 //
 // Canary: C10dStoreCanary, a test of libtorch itself.
 
@@ -49,10 +49,8 @@ StorePtr connect_store(const TcpStore& where);
 /// port.
 std::uint16_t port_of(const StorePtr& store);
 
-// c10d's process groups, with the interface that Gloo and NCCL share. The interface is documented
-// for Python only, where torch.distributed calls it through the dispatcher.
-//
-// Future versions can rename functions of c10d: libtorch 2.15's headers contain old and new names.
+// c10d's process groups: the interface of Gloo and NCCL. The C++ interface is undocumented.
+// libtorch 2.15 has renamed functions, but still has the old names.
 //
 // Canary: C10dGroupCanary, a test of libtorch itself, with Gloo.
 
@@ -66,9 +64,8 @@ using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 
 using GroupReduceOp = c10d::ReduceOp;
 
-// A Gloo process group, through c10d's ProcessGroupGloo. libtorch contains Gloo's symbols, but no
-// wheel contains Gloo's headers. Debian's headers are used, only for type names, so their version
-// does not matter.
+// A Gloo process group, through c10d's ProcessGroupGloo. libtorch's wheels lack Gloo's headers.
+// Debian's headers supply only type names, so their version does not matter.
 //
 // Canary: C10dGroupCanary, a test of libtorch itself.
 

@@ -17,13 +17,11 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// An NCCL process group, through c10d's ProcessGroupNCCL. In contrast to NCCL itself, the class
-// uses libtorch's streams and memory pool, and has a flight record (a log of the last collectives).
+// An NCCL process group, through c10d's ProcessGroupNCCL, which uses libtorch's streams and memory
+// pool.
 //
-// The sources of libtessera_cuda.so define USE_C10D_NCCL and include NCCL's header.
-//
-// libtorch versions use different NCCL versions: 2.11 uses 2.28.9, 2.15 uses 2.30.7. src/comm
-// compares the header's version with that of the loaded library.
+// Sources that include this header define USE_C10D_NCCL. libtorch 2.11 uses NCCL 2.28.9, 2.15 uses
+// 2.30.7. src/comm compares the header's version with the loaded library's version.
 //
 // Canary: C10dNcclCanary, a test of libtorch itself, with a fake CUDA library (tests/fake_cuda).
 
@@ -41,8 +39,8 @@ struct NcclGroupPlace {
 };
 /// Makes an NCCL process group. Collective. Only this group may use `store`.
 inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGroupPlace& place) {
-  // The group uses a stream of high priority, so that a collective starts as soon as its input is
-  // ready and not after the kernels that are queued in the compute stream.
+  // The group uses a stream of high priority, so that collectives do not wait for queued compute
+  // kernels.
   auto options = NcclProcessGroup::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = place.timeout;
   options->group_name = place.name;
@@ -74,8 +72,8 @@ inline int nccl_of_libtorch() {
   return static_cast<int>((packed >> 32) * 10000 + (packed >> 16 & kPart) * 100 + (packed & kPart));
 }
 
-// Whether the current stream is being captured into a CUDA graph. Events that were recorded in a
-// capture must not be queried. CUDA's public function would create a context if there is none.
+// Whether the current stream is being captured into a CUDA graph; recorded events must then not be
+// queried. CUDA's public function can create a context.
 //
 // Canary: C10dNcclCanary, a test of libtorch itself.
 

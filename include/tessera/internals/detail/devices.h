@@ -13,9 +13,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Functions for devices of any type, for programs that do not link libtorch_cuda. The functions
-// reach a GPU through a registry in libtorch_cpu, which libtorch_cuda fills when it is loaded. The
-// public functions are only for CUDA, and programs would have to link c10_cuda.
+// Functions for devices of any type. A registry in libtorch_cpu gives access to a GPU, so programs
+// need not link libtorch_cuda. The public functions require c10_cuda.
 //
 // Canary: DevicesCanary, a test of libtorch itself.
 
@@ -37,9 +36,8 @@ std::int64_t memory_capacity(c10::Device device);
 /// Frees the allocator's unused cached memory.
 void empty_cache(c10::DeviceType type);
 
-// Whether libtorch has found its CUDA library, and its cuDNN version. libtorch checks once, for
-// example in the first backward on a CPU, and stores the result. torch::cuda::is_available() would
-// start the check.
+// Whether libtorch has found its CUDA library, and the version of cuDNN. These functions read the
+// stored result; torch::cuda::is_available() would start the check.
 //
 // Canary: CudaPresenceCanary, a test of libtorch itself.
 
@@ -52,8 +50,8 @@ struct CudnnVersions {
 /// Returns the versions of cuDNN; nullopt if libtorch has no cuDNN.
 std::optional<CudnnVersions> cudnn_versions();
 
-// Functions that replace libtorch's allocator for CPU memory. The base class c10::Allocator is
-// public, but the function that sets the process's allocator is exported without documentation.
+// Functions that replace libtorch's allocator for CPU memory. The function that sets the allocator
+// of the process is exported, but undocumented.
 //
 // Canary: CpuAllocatorCanary, a test of libtorch itself.
 
@@ -62,8 +60,8 @@ c10::Allocator* cpu_allocator();
 /// because tensors can outlive main().
 void set_cpu_allocator(c10::Allocator* allocator);
 
-// libtorch's profiler of operators and kernels (Kineto), which torch.profiler uses in Python.
-// libtorch has a public C++ class only for the legacy profiler.
+// libtorch's profiler of operators and kernels (Kineto; torch.profiler in Python). Only the legacy
+// profiler has a public C++ class.
 //
 // Canary: KernelProfilerCanary, a test of libtorch itself.
 

@@ -17,13 +17,11 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Dispatch keys that libtorch defines for other purposes and that Tessera uses for its own. There
-// is no public way to add a key to libtorch's enum. PrivateUse1, the public extension key, is for a
-// device, and has a lower priority than the keys that Tessera uses.
+// libtorch's dispatch keys that Tessera uses for its own purposes. Programs cannot add keys. The
+// public extension key PrivateUse1 has too low a priority.
 //
-// The order of keys decides which key handles a call first. Fake, the key of distributed tensors,
-// is below autograd and above the backends. Python's keys are above Fake up to libtorch 2.14, and
-// below from 2.15. libtorch uses Fake for fake tensors, whose kernels exist only in Python.
+// Fake, the key of distributed tensors, is below autograd and above the backends. Python's keys are
+// above Fake up to libtorch 2.14, and below from 2.15. libtorch itself uses Fake only in Python.
 //
 // Canary: LentKeysCanary, a test of libtorch itself.
 
@@ -31,9 +29,8 @@ namespace tessera::detail {
 /// tensor, and above the backends.
 inline constexpr auto kDistributedKey = c10::DispatchKey::TESSERA_DISTRIBUTED_KEY;
 
-/// The dispatch key of random operators in a RandomRegion. Kernels of the key run before autograd's
-/// kernels, so a tensor still has its grad_fn. Only random operators have kernels for the key, so
-/// other operators do not become slower.
+/// The dispatch key of random operators in a RandomRegion. The key is above autograd, so that
+/// results have a grad_fn. Other operators have no kernel for the key.
 inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
 
 /// The dispatch key of a FakeMode. The key is below the key of distributed tensors, so that the
@@ -43,11 +40,9 @@ inline constexpr auto kFakeModeKey = c10::DispatchKey::TESSERA_FAKE_MODE_KEY;
 /// The dispatch key of PlaceholderTensor, whose tensors have no other key and cannot be read.
 inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KEY;
 
-// The dispatch keys that a thread includes and excludes in every operator call. libtorch's public
-// guards (InferenceMode, NoGradGuard, AutoDispatchBelowADInplaceOrView) set only certain keys. The
-// guards for any key are in c10::impl.
-//
-// The functions are inline, because every dispatch of a distributed tensor uses them.
+// Guards that change a thread's included and excluded dispatch keys. libtorch's public guards, such
+// as NoGradGuard, set only certain keys. The functions are inline, because every dispatch of a
+// distributed tensor uses them.
 //
 // Canary: KeyScopesCanary, a test of libtorch itself.
 

@@ -23,13 +23,11 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Nodes of autograd's graph for Tessera's functions. The public way to add a function to the graph
-// is torch::autograd::Function, which stores saved values in a slow dictionary. Tessera's nodes
-// store saved values as data members, as libtorch's own nodes do.
+// Nodes of autograd's graph for Tessera's functions. These nodes store saved values in data
+// members; the public torch::autograd::Function uses a slow dictionary.
 //
-// Up to libtorch 2.12 nodes are owned by std::shared_ptr and freed by deleteNode, so that freeing a
-// long chain of nodes does not overflow the stack. From 2.13 nodes are owned by c10::intrusive_ptr,
-// which handles long chains itself.
+// Up to libtorch 2.12 std::shared_ptr owns nodes, and deleteNode prevents a stack overflow when a
+// long chain is freed. From 2.13 c10::intrusive_ptr owns nodes.
 //
 // Canary: GraphNodeCanary, a test of libtorch itself.
 
@@ -101,13 +99,12 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
   torch::autograd::set_history(output, node);
 }
 
-// SavedVariable is a tensor that a node of autograd's graph saves for backward. A node may save its
-// own result: no reference cycle arises. Writes to a saved tensor are detected, and saved-tensor
-// hooks apply. torch::autograd::Function stores saved tensors in a list; Tessera's nodes have
-// members instead.
+// SavedVariable is a tensor that a node saves for backward. SavedVariable detects writes and
+// applies saved-tensor hooks. A node may save its own result without a reference cycle. The public
+// torch::autograd::Function saves tensors only in a list.
 //
-// Up to libtorch 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr;
-// pointer_to() returns the right type.
+// pointer_to() returns the node pointer for unpack(): shared_ptr up to libtorch 2.12, intrusive_ptr
+// from 2.13.
 //
 // Canary: SavedTensorCanary, a test of libtorch itself.
 
@@ -119,13 +116,12 @@ using torch::autograd::SavedVariableHooks;
 /// Whether saved-tensor hooks are active for nodes that this thread makes now.
 bool hooks_keep_tensors();
 
-// The node of a leaf tensor in autograd's graph (AccumulateGrad), which adds a gradient to `.grad`
-// of the leaf. With OpenGradient, a node can add to `.grad` directly, under the lock of the leaf's
-// node. FSDP replaces the node of a parameter, so that a backward can return the parameter's
-// gradient although the graph has only the gathered tensor. The node is not public.
+// The graph node of a leaf tensor (AccumulateGrad), which adds a gradient to `.grad`. libtorch has
+// no public access. FSDP replaces a parameter's node, because the graph has only the gathered
+// tensor.
 //
-// Up to libtorch 2.12 the node is owned by shared_ptr, from 2.13 by intrusive_ptr. The leaf has
-// only a weak pointer to its node, and makes a node if there is none.
+// The leaf has a weak pointer to its node. Up to libtorch 2.12 shared_ptr owns the node, from 2.13
+// intrusive_ptr.
 //
 // Canary: LeafNodeCanary, a test of libtorch itself.
 
@@ -153,15 +149,14 @@ using WeakNodePtr = std::weak_ptr<Node>;
 using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 #endif
 
-/// Lets a node add a gradient directly to `.grad` of the leaf that gets the gradient. The node then
-/// returns an undefined gradient, so that autograd does not add the gradient a second time. If
-/// tensor() is defined, the OpenGradient locks the leaf's node.
+/// Lets a node add a gradient directly to the leaf's `.grad`. The node must then return an
+/// undefined gradient, so that autograd adds nothing. If tensor() is defined, the OpenGradient
+/// locks the leaf's node.
 class OpenGradient {
  public:
-  /// `node`, which runs on this thread, returns a gradient for `edge`. tensor() is undefined in
-  /// these cases: the backward has create_graph or `inputs`, or is torch::autograd::grad(); `edge`
-  /// leads to no leaf; the leaf has no `.grad`; the leaf's node runs on another stream than `node`;
-  /// the program has added hooks to the leaf.
+  /// `node`, which runs on this thread, returns a gradient for `edge`. tensor() is undefined for
+  /// create_graph, `inputs` and torch::autograd::grad(). tensor() is also undefined if the leaf of
+  /// `edge` has no `.grad`, has hooks of the program, or uses another stream.
   OpenGradient(Node& node, const Edge& edge);
   /// Returns `.grad` of the leaf; an undefined tensor if the node must not add to `.grad`.
   const at::Tensor& tensor() const { return tensor_; }
@@ -186,12 +181,11 @@ inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }
 
-// install_engine() replaces autograd's engine by one that calls two functions of Tessera. The first
-// chooses saved-tensor hooks: libtorch's stack of hooks accepts only Python objects, but C++ can
-// override Engine::get_default_saved_variable_hooks(). The second computes the gradient of an FSDP
-// parameter, because the graph has the gathered tensor in the parameter's place.
-//
-// set_default_engine_stub, which libtorch uses for Python's engine, replaces the process's engine.
+// install_engine() replaces autograd's engine by a derived engine that calls two functions of
+// Tessera. One chooses saved-tensor hooks, because libtorch's hook stack accepts only Python
+// objects. The other computes the gradient of an FSDP parameter, because the graph has only the
+// gathered tensor. set_default_engine_stub is the function by which libtorch installs Python's
+// engine.
 //
 // Canary: EngineCanary, a test of libtorch itself.
 
@@ -231,9 +225,8 @@ class AnsweringEngine : public torch::autograd::Engine {
                         bool create_graph, bool accumulate, const edge_list& outputs) override;
 };
 
-/// Makes an AnsweringEngine with the given functions the engine of the process. Only the first call
-/// has an effect. Returns false, and replaces nothing, if the process already has an engine that is
-/// neither libtorch's own nor an AnsweringEngine (for example Python's).
+/// Makes an AnsweringEngine the engine of the process; only the first call has an effect. Returns
+/// false if another library (for example Python's) has replaced libtorch's engine.
 bool install_engine(const EngineAnswers& answers);
 
 }  // namespace tessera::detail

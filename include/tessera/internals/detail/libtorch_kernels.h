@@ -19,22 +19,19 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// The namespace `composite` has libtorch's composite operators for direct calls. For some of
-// the operators, Tessera registers a kernel. The kernel calls libtorch's implementation directly,
-// because the functions in at:: would dispatch to Tessera's kernel again.
+// libtorch's implementations of composite operators. Tessera's kernels for these operators call the
+// implementations directly, because at:: functions would dispatch to Tessera's kernels again.
 //
-// A new libtorch version can implement a composite operator differently. The tests of operators
-// find composite operators that do not work on distributed tensors; the canary test only checks
-// that each operator exists and is still composite.
+// The canary only checks that each operator exists and is composite. The operator tests find
+// changes in a new libtorch version.
 //
 // Canary: CompositeKernelsCanary, a test of libtorch itself.
 
 namespace composite = at::compositeimplicitautograd;
 
-// Matrix products on a CPU without the dispatcher: those of libtorch, and those of oneDNN in fp32.
-// libtorch uses oneDNN in fp32 only if the user allows reduced precision. The public oneDNN
-// operators (mkldnn::_linear_pointwise) cannot write or add to a given result. The function that
-// libtorch uses is exported, but declared in no header.
+// Matrix products on a CPU without the dispatcher, by libtorch or by oneDNN in fp32. libtorch uses
+// oneDNN in fp32 only if reduced precision is allowed. The public oneDNN operators cannot write to
+// a given result. No header declares the function that libtorch exports.
 //
 // Canary: CpuProductsCanary, a test of libtorch itself.
 
@@ -43,14 +40,13 @@ namespace libtorch_cpu = at::cpu;
 /// Whether libtorch has oneDNN and the user has not disabled oneDNN (torch.backends.mkldnn).
 bool has_onednn();
 
-/// Computes result = beta * result + alpha * a b, for fp32 matrices. `a` and `b` are contiguous or
-/// transposes of contiguous matrices; `result` is contiguous and does not overlap with `a` and `b`.
+/// Computes result = beta * result + alpha * a b in fp32. `a` and `b`: contiguous matrices or their
+/// transposes. `result`: contiguous, without overlap.
 void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, float beta,
                     float alpha);
 
-// take_result() converts the results of a boxed kernel, which are on a stack, to a typed result. So
-// a typed (unboxed) function can call a boxed kernel. libtorch's KernelFunction does the same for
-// kernels that are registered as boxed, but does not export the conversion.
+// take_result() converts the stack of results of a boxed kernel to a typed result, so that a typed
+// function can call the kernel. libtorch does not export this conversion.
 //
 // Canary: UnboxedCallCanary, a test of libtorch itself.
 
@@ -60,17 +56,15 @@ Result take_result(torch::jit::Stack& stack) {
   return c10::impl::PopResult<Result>::call(stack);
 }
 
-// The autograd kernel of an operator without a gradient: a backward through the operator throws. In
-// Python an operator without a gradient formula gets this kernel. In C++ the kernel is a function
-// that libtorch exports without documentation.
+// The autograd kernel of an operator without a gradient, which throws in backward. libtorch exports
+// the function without documentation.
 //
 // Canary: RefusedGradientCanary, a test of libtorch itself.
 
 torch::CppFunction refuse_gradient();
 
-// Functions that compute sizes of a convolution and strides of a view as libtorch's operators do,
-// and make meta tensors without dispatching. libtorch's public operators do the same, but need
-// tensors on a device for which the operator has a kernel.
+// Functions that compute sizes of a convolution and strides of a view as libtorch does, and make
+// meta tensors without dispatching. libtorch's public operators need tensors.
 //
 // Canary: ShapesByLibtorchCanary, a test of libtorch itself.
 

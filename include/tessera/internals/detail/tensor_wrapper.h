@@ -17,11 +17,10 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// A TensorWrapper wraps another tensor. The TensorWrapper has sizes, strides and autograd state,
-// but no memory. The public way to define a tensor type is __torch_dispatch__, in Python. In C++ a
-// tensor type is a subclass of c10::TensorImpl, which must set the fields of the base class itself.
-//
-// The functions are inline, because a wrapper is made for every result of every operator.
+// A TensorWrapper wraps another tensor, and has sizes, strides and autograd state, but no memory.
+// The public way to define a tensor type, __torch_dispatch__, is only for Python. In C++ a subclass
+// of c10::TensorImpl must set the base class's fields. The functions are inline, because every
+// operator result needs a wrapper.
 //
 // Canary: TensorWrapperCanary, a test of libtorch itself.
 
@@ -63,11 +62,9 @@ class TensorWrapper : public c10::TensorImpl {
   }
 
   /// A faster constructor for an `inner` that has memory and is not an inference tensor. The
-  /// wrapper shares the version counter of `inner`.
-  ///
-  /// TensorImpl's constructor would allocate a version counter if the dispatch keys included
-  /// autograd's keys, so these keys are added afterwards. TensorImpl's constructor only borrows
-  /// `storage`, to read its device, so the reference count of `storage` does not change.
+  /// wrapper shares the version counter of `inner`. Autograd's keys are added after TensorImpl's
+  /// constructor, which would otherwise allocate a version counter. The constructor does not change
+  /// the reference count of `storage`.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                    inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
@@ -132,8 +129,8 @@ class TensorWrapper : public c10::TensorImpl {
   }
 
   /// Returns a wrapper's dispatch keys: the backend's key of `inner`, kDistributedKey, and the keys
-  /// of lazy conjugation and negation. For conjugation and negation, libtorch's kernels compute the
-  /// actual values before a call reaches Tessera's kernel. The base class adds autograd's keys.
+  /// of lazy conjugation and negation, which libtorch resolves before Tessera's kernel. The base
+  /// class adds autograd's keys.
   static c10::DispatchKeySet keys_of(const at::Tensor& inner) {
     constexpr c10::DispatchKeySet kLazyBits(
         {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
@@ -159,14 +156,14 @@ inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage();
 }
 
-/// For a write to a view, makes autograd replay the view operators instead of using as_strided,
-/// which needs memory and so does not work for wrappers. The setting is thread-local. Guards of
-/// libtorch reset the setting, so call replay_views() again before each use.
+/// After a write to a view, makes autograd replay the view operators, because as_strided needs
+/// memory. Call replay_views() before each use: the setting is thread-local, and libtorch's guards
+/// reset the setting.
 void replay_views();
 
-// A placeholder tensor, which can be stored but not read. Every operator on a placeholder reaches
-// Tessera's fallback through a dispatch key that no other tensor has (dispatch_keys.h). No public
-// function makes a tensor without a backend's dispatch key.
+// A placeholder tensor, which can be stored but not read. A special dispatch key (dispatch_keys.h)
+// sends every operator to Tessera's fallback. No public function makes a tensor without a backend's
+// key.
 //
 // Canary: PlaceholderTensorCanary, a test of libtorch itself.
 

@@ -15,11 +15,9 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// The version counter of a tensor counts writes, so that autograd detects that a saved tensor was
-// changed. The only public function, Tensor::_version(), throws for inference tensors. Tessera
-// counts writes that no operator makes, and lets wrappers share a counter.
-//
-// The functions are inline, because views share counters in every call.
+// The version counter of a tensor counts writes, for autograd's checks. The public
+// Tensor::_version() cannot count a write or share a counter, and throws for inference tensors. The
+// functions are inline, because every view shares a counter.
 //
 // Canary: VersionCounterCanary, a test of libtorch itself.
 
@@ -42,8 +40,7 @@ inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other
 }
 
 // An alias is another tensor with the same memory, sizes and version counter, without autograd
-// state. Tensor::detach() is unsuitable, because modes see the operator and the result is a view.
-// variable_data() is unsuitable, because the result has a separate version counter.
+// state. Tensor::detach() makes a view by an operator. variable_data() makes a new version counter.
 //
 // Canary: AliasTensorCanary, a test of libtorch itself.
 
@@ -61,8 +58,8 @@ inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase
   return tensor.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(other.key_set());
 }
 
-// The identity of a tensor: the address of its TensorImpl. Tensor::is_same() only compares two
-// tensors, but tables with tensors as keys need the address.
+// The identity of a tensor: the address of its TensorImpl. The public Tensor::is_same() gives no
+// key for tables.
 //
 // Canary: TensorIdentityCanary, a test of libtorch itself.
 
@@ -84,8 +81,8 @@ Impl* impl_cast(const at::TensorBase& tensor) {
 }
 
 // Autograd's metadata of a tensor: the name, whether the tensor is a trainable leaf, and the base
-// of a view. Tensor::name() cannot set a name. is_leaf() and requires_grad() cost two virtual
-// calls. Tensor::_base() works only for differentiable views.
+// of a view. The public functions cannot set a name, are slower, and return only the base of a
+// differentiable view.
 //
 // Canary: AutogradRecordCanary, a test of libtorch itself.
 
@@ -98,10 +95,9 @@ bool is_trainable_leaf(const c10::TensorImpl& impl);
 /// `tensor` is no view.
 const at::TensorBase& viewed_by(const at::TensorBase& tensor);
 
-// Whether libtorch made a tensor from a number, as at::mul(x, 2.0) does from 2.0. Such a tensor has
-// a lower priority in type promotion. The flag is only accessible through the TensorImpl.
-//
-// The functions are inline, because the flag is read for the cache key of every call.
+// Whether libtorch made a tensor from a number, such as 2.0 in at::mul(x, 2.0). The flag gives the
+// tensor a lower priority in type promotion. The functions are inline, because each call reads the
+// flag for its cache key.
 //
 // Canary: WrappedNumberCanary, a test of libtorch itself.
 
@@ -113,23 +109,22 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
 }
 
-// guarded_view() is for a function whose result equals its argument but must be a new at::Tensor.
-// The result is a view of the whole argument, and must not be changed in place.
-// torch::autograd::Function makes the same kind of view, but libtorch does not export the function.
+// guarded_view() makes a new at::Tensor for a function whose result equals its argument. The result
+// is a view, and must not be changed in place. libtorch does not export its function for such
+// views.
 //
 // Canary: GuardedViewCanary, a test of libtorch itself.
 
-/// Returns a view of `tensor` without a grad_fn, which the caller sets. libtorch throws if the view
-/// is changed in place: the view would lose its grad_fn, and autograd would not record the change
-/// of `tensor`.
+/// Returns a view of `tensor`; the caller sets the grad_fn. libtorch throws if the view is changed
+/// in place, because the view would lose the grad_fn.
 at::Tensor guarded_view(const at::Tensor& tensor);
 
-// Functions that free and allocate the memory of existing tensors, and move tensors to other
-// memory. PyTorch calls this storage resize. The public functions are Tensor::set_(), an operator
-// that counts as a write, and set_data(), which replaces the tensor's state. Tessera's functions do
-// not change version counters, so that autograd accepts tensors that were saved for backward.
+// Functions that free, allocate and replace the memory of existing tensors (PyTorch's storage
+// resize). The functions do not change version counters, so that autograd accepts saved tensors.
+// The public set_() counts as a write, and set_data() replaces the tensor's state.
 //
-// From 2.15 a storage can create its data on first access; these functions set ordinary memory.
+// From libtorch 2.15 a storage can create its data on first access; these functions set ordinary
+// memory.
 //
 // Canary: MemoryUnderTensorsCanary, a test of libtorch itself.
 
@@ -155,9 +150,9 @@ at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::In
 /// enough.
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
-// The fields of c10::TensorImpl that libtorch computes from sizes and strides. Tessera computes the
-// fields once and copies them into many tensors (tensor_wrapper.h). Most of the fields have a
-// public getter, a virtual call; the field for "channels last, but not contiguous" has none.
+// The fields of c10::TensorImpl that libtorch computes from sizes and strides. Tessera copies the
+// fields into many tensors (tensor_wrapper.h), because the public getters are virtual calls and one
+// field has none.
 //
 // Canary: ShapeGeometryCanary, a test of libtorch itself.
 

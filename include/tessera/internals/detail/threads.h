@@ -16,12 +16,11 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Thread-local values of Tessera that are copied to the threads on which a backward runs.
-// libtorch's ThreadLocalState copies libtorch's values and its debug info, to which any library can
-// add values. There is no other public way to copy values.
+// Thread-local values of Tessera that autograd copies to the threads of a backward. The values are
+// part of libtorch's debug info, the only part of ThreadLocalState that a library can extend.
 //
-// Up to libtorch 2.12, DebugInfoKind is an enum, in which Tessera uses values beyond those of
-// libtorch. From 2.13, a DebugInfoKind is the address of a name.
+// Up to libtorch 2.12, DebugInfoKind is an enum, in which Tessera uses free values. From 2.13, a
+// DebugInfoKind is the address of a name.
 //
 // Canary: CarriedSlotCanary, a test of libtorch itself.
 
@@ -37,9 +36,8 @@ enum class Carried : std::uint8_t {
 /// the process get the same DebugInfoKind for the same Carried value.
 c10::DebugInfoKind kind_of(Carried what);
 
-/// While a CarriedScope exists, `value` is active on this thread. The value is also active in a
-/// backward of this thread, which autograd can run on other threads (with CUDA). An inner scope
-/// hides an outer scope. Scopes end in reverse order, on the thread that began them.
+/// While a CarriedScope exists, `value` is active on this thread, and on other threads during a
+/// backward of this thread. Scopes must end in reverse order, on the thread that began them.
 template <Carried kWhat, class T>
 class CarriedScope {
  public:
@@ -62,9 +60,8 @@ class CarriedScope {
   c10::DebugInfoGuard guard_;
 };
 
-// libtorch's thread-local state: dispatch keys, gradient mode, debug info, callbacks. The state is
-// copied to continue a call on another thread, as libtorch's backward and at::parallel_for do. The
-// type has no public name in torch::autograd.
+// libtorch's thread-local state, with which another thread can continue a call: dispatch keys,
+// gradient mode, debug info, callbacks. The type has no public name in torch::autograd.
 //
 // Canary: StateOfThreadCanary, a test of libtorch itself.
 
@@ -72,9 +69,9 @@ class CarriedScope {
 using StateOfThread = at::ThreadLocalState;
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
-// The thread's state of autocast, without the dispatch key that enables autocast (dispatch_keys.h):
-// the dtype for each type of device, and whether casts of weights are cached. Only Python's
-// torch.autocast is public.
+// The thread's autocast state: the dtype for each device type, and whether casts of weights are
+// cached. The dispatch key that enables autocast is not included. Only Python's torch.autocast is
+// public.
 //
 // Canary: AutocastStateCanary, a test of libtorch itself.
 

@@ -6,10 +6,9 @@
 
 #include "tessera/export.h"
 
-/// Cross entropy of a matrix of logits, on local tensors, without autograd. Kernels exist for fp32,
-/// bf16 and fp16 on CUDA, and for fp32 and bf16 on a CPU. A kernel reads the logits once, computes
-/// in fp32 and gives the same bits in every run. Logits of another type or device use ATen
-/// operators with the same formulas.
+/// Cross entropy of a matrix of logits, on local tensors, without autograd. Kernels (fp32 and bf16;
+/// on CUDA also fp16) compute in fp32 and give the same bits in every run. Other types and devices
+/// use ATen operators.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
@@ -45,28 +44,24 @@ struct RowTerms {
   at::Tensor maximum;      ///< each row's largest logit in this rank's columns, (rows)
   at::Tensor all_maximum;  ///< copy of `maximum`; the caller all-reduces the copy (max)
   /// For each row of logits: the sum of exponentials, the target's logit and, with label smoothing,
-  /// the sum of the logits: (2 or 3, rows). The caller sums `terms` over the ranks.
+  /// the sum of the logits. Sizes: (2 or 3, rows). The caller sums `terms` over the ranks.
   at::Tensor terms;
 };
 
-/// Returns the dtype of the losses: fp32, or fp64 for fp64 logits. Sums of exponentials over a
-/// vocabulary need more bits of mantissa than bf16 (8) and fp16 (11) have.
+/// Returns the dtype of the losses: fp32, or fp64 for fp64 logits.
 at::ScalarType loss_type(const at::Tensor& logits);
 
 /// Computes the loss of each row of logits, if this rank has all columns of the vocabulary.
 void row_losses(const LossRows& rows, const RowLosses& into);
 
-/// Functions for a vocabulary that is split between ranks. row_terms() computes the terms. The
-/// caller all-reduces `all_maximum` (max), and make_relative() makes the terms relative to this
-/// maximum, in place. The caller all-reduces `terms` (sum), and losses_of_terms() computes the
-/// losses.
+/// Functions for a vocabulary that is split over ranks: row_terms(), all-reduce of `all_maximum`
+/// (max), make_relative(), all-reduce of `terms` (sum), losses_of_terms(). The caller all-reduces.
 RowTerms row_terms(const LossRows& rows);
 void make_relative(const LossRows& rows, const RowTerms& terms);
 void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into);
 
-/// Writes the gradient of the logits to `gradient`, which can be the same tensor as the logits.
-/// `of_row`: the gradient of each row's loss, (rows) in loss_type(); an undefined tensor stands for
-/// ones.
+/// Writes the gradient of the logits to `gradient`, which can be the logits tensor. `of_row`: the
+/// gradients of the losses, (rows) in loss_type(); undefined means ones.
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient);
 

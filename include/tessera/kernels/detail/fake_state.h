@@ -16,8 +16,8 @@ bool in_fake_mode();
 c10::DeviceType fake_device();
 /// Whether operators on x run on CUDA: x is on a GPU, or the active FakeMode simulates a GPU.
 bool runs_on_cuda(const at::Tensor& x);
-/// Reports a call of one of the library's own kernels to the FakeMode's observer. The dispatcher
-/// does not see such a call, and the kernel does not run in a FakeMode.
+/// Reports a call of a Tessera kernel to the FakeMode's observer, because the dispatcher does not
+/// see the call. In a FakeMode the kernel does not run.
 void observe_fake_call(const FakeCall& call);
 
 }  // namespace tessera::kernels

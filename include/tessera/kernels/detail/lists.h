@@ -14,9 +14,8 @@ TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// Copies each tensor of `from` into the tensor of `to` at the same index. Sizes must be equal,
-/// types can differ. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors if their rows
-/// are equally spaced in memory; other tensors are copied one by one. Autograd does not record the
-/// copies; on CUDA, the version counters of the tensors do not increase.
+/// types can differ. Not recorded by autograd; on CUDA, version counters do not increase. On CUDA
+/// one launch copies dozens of fp32, bf16 or fp16 tensors.
 void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
               bool non_blocking = false);
 
@@ -26,11 +25,9 @@ void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& 
 /// `device`, and fp32, bf16 or fp16.
 bool has_norm_kernels(const std::vector<at::Tensor>& tensors, c10::Device device);
 
-/// Returns two fp64 sums of squares: over `owned`, which the caller must add over the ranks, and
-/// over `plain`, the tensors that every rank has. `copies`, the tensors that another rank passes as
-/// `owned`, are not added. But a NaN or infinity in `plain` or `copies` makes the first sum NaN or
-/// infinite. The bits of the sums depend only on values and sizes. A hundred tensors of one type
-/// take two launches.
+/// Returns two fp64 sums of squares: of `owned`, which the caller adds over the ranks, and of
+/// `plain`, which every rank has. `copies` are not added, but a NaN or infinity in `plain` or
+/// `copies` makes the first sum NaN or infinite.
 at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& plain,
                            const std::vector<at::Tensor>& copies, c10::Device device);
@@ -77,11 +74,9 @@ struct AdamWNumbers {
 /// Whether adamw() has a kernel for tensors on this device with fp32 moments. True for GPUs.
 bool has_adamw_kernel(const at::Tensor& parameter);
 
-/// Does one step of AdamW (Loshchilov & Hutter 2019), in fp32. All moments have one type. On CUDA
-/// one launch updates dozens of tensors; on a CPU all threads are used. Moments in bf16 are rounded
-/// stochastically, without bias. The random number depends on the element's index in the global
-/// tensor, the stream and the step, so every mesh and device gives the same bits. The parameter's
-/// update uses the moments before rounding. Not recorded by autograd.
+/// Does one step of AdamW (Loshchilov & Hutter 2019), in fp32, without autograd. All moments have
+/// one type; bf16 moments are rounded stochastically. The random numbers depend on the global
+/// element index, the stream and the step, so every mesh and device gives the same bits.
 void adamw(const std::vector<AdamWTensors>& tensors, const AdamWNumbers& numbers);
 
 }  // namespace tessera::kernels

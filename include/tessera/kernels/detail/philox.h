@@ -24,8 +24,8 @@ struct PhiloxBlock {
   std::uint32_t words[4];
 };
 
-/// Computes Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
-/// 3", 2011): 128 random bits as a pure function of a 128-bit counter and a 64-bit key.
+/// Computes Philox4x32-10 (Salmon et al. 2011): 128 random bits as a pure function of a 128-bit
+/// counter and a 64-bit key.
 TESSERA_HOST_DEVICE inline PhiloxBlock philox4x32_10(PhiloxBlock counter, std::uint32_t key0,
                                                      std::uint32_t key1) {
   std::uint32_t c0 = counter.words[0];
@@ -45,9 +45,9 @@ TESSERA_HOST_DEVICE inline PhiloxBlock philox4x32_10(PhiloxBlock counter, std::u
   return {{c0, c1, c2, c3}};
 }
 
-/// Returns a random number in (0, 1), one of 2^52 equally spaced numbers, as a function of (seed,
-/// stream, index): the key is the seed, the counter is (index, stream). This function must never
-/// change, because a seed has to give the same weights in all versions.
+/// Returns a random number, one of 2^52 equally spaced numbers in (0, 1). The key is the seed, and
+/// the counter is (index, stream). This function must never change, so that a seed gives the same
+/// weights in all versions.
 TESSERA_HOST_DEVICE inline double uniform_at(std::uint64_t seed, std::uint64_t stream,
                                              std::uint64_t index) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };

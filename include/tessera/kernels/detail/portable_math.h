@@ -7,9 +7,8 @@
 #include "tessera/export.h"
 #include "tessera/kernels/detail/philox.h"
 
-/// Elementary functions that give the same bits on all CPUs and GPUs. The functions only use + - *
-/// / and sqrt of IEEE doubles, which are correctly rounded everywhere, unlike libm's functions.
-/// Files that include this header must be compiled with -ffp-contract=off and --fmad=false, so that
+/// Elementary functions that give the same bits on all CPUs and GPUs, by + - * / and sqrt of IEEE
+/// doubles. Compile files that include this header with -ffp-contract=off and --fmad=false, so that
 /// no compiler fuses a*b+c.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
@@ -24,8 +23,8 @@ TESSERA_HOST_DEVICE inline double polynomial(const double (&c)[N], double x) {
   return sum;
 }
 
-/// Returns the natural logarithm of a positive normal number, within 1 ulp: x = 2^k (1 + f) with 1
-/// + f near 1, and log(1 + f) by the atanh series in s = f / (2 + f) (the method of Sun's fdlibm).
+/// Returns the natural logarithm of a positive normal number, within 1 ulp (the method of Sun's
+/// fdlibm): x = 2^k (1 + f), and an atanh series in f / (2 + f) for log(1 + f).
 TESSERA_HOST_DEVICE inline double portable_log(double x) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);

@@ -14,9 +14,8 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-// Distributions as functions of one uniform random number u in (0, 1), by inversion of the
-// distribution function. A CPU and a GPU compute the same bits. Each element uses exactly one
-// random number, so the value of an element does not depend on other elements.
+// Distributions as functions of a uniform random number u in (0, 1), by inversion. A CPU and a GPU
+// compute the same bits. Each element uses exactly one random number.
 
 /// The uniform distribution on (from, from + width).
 struct Uniform {
@@ -32,9 +31,9 @@ struct Normal {
   TESSERA_HOST_DEVICE double operator()(double u) const { return mean + std * normal_quantile(u); }
 };
 
-/// A normal distribution truncated to [low, high]. If most of the interval is in the upper tail,
-/// the interval is mirrored to the lower tail, and the sign of `std` is flipped to mirror the value
-/// back: probabilities near 0 are represented more precisely than probabilities near 1.
+/// A normal distribution truncated to [low, high]. An interval in the upper tail is mirrored to the
+/// lower tail, with negative `std`, because probabilities near 0 are more precise than
+/// probabilities near 1.
 struct TruncatedNormal {
   double mean;
   double std;
@@ -60,8 +59,8 @@ using Distribution = std::variant<Uniform, Normal, TruncatedNormal, Bernoulli>;
 /// Throws Error unless low < high, std > 0 and the interval has a probability above 1e-300.
 TruncatedNormal truncated_normal(double mean, double std, double low, double high);
 
-/// The elements of a global tensor that a local tensor contains. The random number of an element
-/// depends on `first_element` plus the row-major index of the element in the global tensor.
+/// The elements of a global tensor in a local tensor. An element's random number depends on
+/// `first_element` plus the element's row-major index in the global tensor.
 struct GlobalPlace {
   std::vector<Box> boxes;
   std::vector<std::int64_t> sizes;  ///< sizes of the global tensor
@@ -72,8 +71,8 @@ struct GlobalPlace {
 };
 
 // Functions that draw random numbers, with the same bits on CPU and CUDA, not recorded by autograd.
-// The functions throw Error for types other than fp64, fp32, fp16 and bf16, and on CUDA if
-// libtessera_cuda.so is not loaded.
+// Throw Error for types other than fp64, fp32, fp16 and bf16, and on CUDA without
+// libtessera_cuda.so.
 
 /// Fills `local`, which may have any strides. Each value is drawn in fp64 and rounded once.
 void fill_random(const at::Tensor& local, const GlobalPlace& place,

@@ -43,14 +43,13 @@ struct Rope {
   bool operator==(const Rope&) const = default;
 };
 
-/// Returns cos and sin of the rotary angles of positions 0 to `positions` - 1, computed as in
-/// Hugging Face: two fp32 tensors (positions, head_dim) on the CPU. Both halves of a head have the
-/// same angles.
+/// Returns cos and sin of the rotary angles of `positions` positions, as in Hugging Face: two fp32
+/// CPU tensors (positions, head_dim). Both halves of a head have the same angles.
 std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t head_dim,
                                               std::int64_t positions);
 
-/// The keys and values of a batch of texts, for all positions so far, in memory that is allocated
-/// once. With a sliding window, only the last `window` positions are stored, in a ring buffer.
+/// The keys and values of a batch of texts, in memory that is allocated once. With a sliding
+/// window, a ring buffer stores only the last `window` positions.
 class KvCache {
  public:
   /// The cached keys and values of one layer.
@@ -60,8 +59,8 @@ class KvCache {
   };
 
   /// Makes a cache for texts of at most `positions` positions, including `padding`. The first
-  /// padding[i] positions of text i have no token, so that texts of different lengths end at the
-  /// same position. `window` is the size of the sliding window; 0: no window.
+  /// padding[i] positions of text i have no token. `window`: size of the sliding window; 0 means no
+  /// window.
   KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding = {0});
 
   std::int64_t positions() const { return positions_; }
@@ -69,15 +68,14 @@ class KvCache {
   const std::vector<std::int64_t>& padding() const { return padding_; }
   bool padded() const;
 
-  /// Appends the keys and values of the next positions, (batch, heads, tokens, head_dim). Returns
-  /// the keys and values to which the queries of these positions attend: in the first call the keys
-  /// and values of the prompt, in later calls the whole cache.
+  /// Appends keys and values of the next positions, (batch, heads, tokens, head_dim). Returns the
+  /// keys and values for attention: in the first call those of the prompt, later the whole cache.
   Layer append(std::size_t layer, const at::Tensor& keys, const at::Tensor& values);
   /// Advances the cache by `count` positions, after all layers have appended these positions.
   void advance(std::int64_t count) { tokens_ += count; }
 
-  /// Returns the mask for the query of a single new position, (batch, 1, 1, keys), over the keys
-  /// that append() returned. If the mask is undefined, the query may attend to all keys.
+  /// Returns the mask for a single new position, (batch, 1, 1, keys), over the keys that append()
+  /// returned. An undefined mask excludes no key.
   at::Tensor mask(c10::Device device) const;
 
  private:
