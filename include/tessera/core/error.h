@@ -36,8 +36,8 @@ template <class... Parts>
   throw Error(detail::concat(parts...));
 }
 
-/// Returns the candidate with the smallest Levenshtein distance from `word` (the first of equally
-/// near candidates), for a message about an unknown name. Returns "" if there are no candidates.
+/// Returns the candidate with the smallest Levenshtein distance from `word`, for a message about an
+/// unknown name; "" without candidates.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace tessera

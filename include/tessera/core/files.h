@@ -12,10 +12,9 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Throws Error unless `text`, from an untrusted file, is a JSON object that every parser reads in
-/// the same way. Rejects everything that RFC 8259 forbids, everything that parsers interpret
-/// differently (duplicate keys, NUL bytes, a byte order mark), and objects of more than 8 nested
-/// levels, 1,000,000 keys or 10,000,000 values.
+/// Throws Error unless `text` is a JSON object that every parser reads in the same way. Also
+/// rejects duplicate keys, NUL bytes, a byte order mark, more than 8 nested levels, 1,000,000 keys
+/// or 10,000,000 values. For untrusted files.
 void check_strict_json(std::string_view text);
 
 }  // namespace tessera
@@ -26,8 +25,8 @@ namespace tessera::files {
 /// content or `text`. Throws Error with the system's message.
 void write_file(const std::filesystem::path& path, const std::string& text);
 
-/// Writes a file like write_file(), unless the file exists. Returns whether the file was written.
-/// If several processes write the same path at the same time, exactly one of them writes the file.
+/// Like write_file(), but does nothing if the file exists. Returns whether the file was written. If
+/// several processes write the same path at once, exactly one writes the file.
 bool write_new_file(const std::filesystem::path& path, const std::string& text);
 
 /// Makes a folder and its parent folders, and syncs the folders to the disk. Throws Error if a
@@ -40,9 +39,9 @@ void flush_output();
 /// Whether a function accepts an input file whose path is a symbolic link.
 enum class Symlinks { kFollow, kRefuse };
 
-/// An untrusted regular file that is open for reading. The file is read by pread() and not mapped
-/// to memory. If another process truncates the file, Error is thrown; with a mapped file this
-/// process would be killed. All functions throw Error with the file's name. Thread safe.
+/// An untrusted regular file, opened for reading. If another process truncates the file, a read
+/// throws Error; a memory-mapped file would end the process. All functions throw Error. Thread
+/// safe.
 class InputFile {
  public:
   /// Opens the file. A FIFO is rejected, without waiting for its writer. `what`: the expected kind

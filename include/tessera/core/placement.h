@@ -20,8 +20,8 @@ struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;
 };
 
-/// A placement: tensor dimension `dim` is divided over the mesh dimension as by torch.chunk: the
-/// last ranks can have fewer positions than the first ranks, or none. Like PyTorch's Shard.
+/// Tensor dimension `dim` is divided over the mesh dimension as by torch.chunk: the last ranks can
+/// have fewer positions, or none. Like PyTorch's Shard.
 struct Shard {
   std::int64_t dim = 0;
   friend bool operator==(const Shard&, const Shard&) = default;
@@ -65,8 +65,8 @@ inline bool is_shard(const Placement& p, std::int64_t dim) {
   return p == Placement(Shard{dim});
 }
 
-/// Returns the number of positions of chunk `index`, if `size` positions are divided into `chunks`
-/// chunks as by torch.chunk: ceil(size / chunks), but the last chunks can be shorter or empty.
+/// Returns the size of chunk `index` of torch.chunk: `size` positions are divided into `chunks`
+/// chunks of ceil(size / chunks). The last chunks can be shorter or empty.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index);
 
 /// Returns the reduction's name: "sum", "avg", "max", "min" or "product".

@@ -11,15 +11,14 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Gives operator `op` a sharding rule, or replaces the library's rule for `op`. `op` is the
-/// operator's full name: "mylib::scale", "mylib::scale.out". For an in-place or out= variant,
-/// register the same rule again under the variant's name. `rule` returns nullopt for a call that
-/// the rule does not cover. `reads_numbers`: whether the rule depends on the values of float and
-/// Scalar arguments. Every process of a job must register the same rules. Not collective. Thread
-/// safe. Throws Error after the operator's first use on a distributed tensor, and for a second rule
-/// of one operator. The first call of any operator throws Error if a registered `op` does not
-/// exist, or if `op` is CompositeImplicitAutograd: libtorch replaces such an operator by others, so
-/// the rule of `op` would never be used.
+/// Gives operator `op` a sharding rule, or replaces the library's rule. `op`: the full name, such
+/// as "mylib::scale" or "mylib::scale.out". `rule` returns nullopt for a call that the rule does
+/// not cover. `reads_numbers`: whether the rule depends on the values of float and Scalar
+/// arguments. Register in-place and out= variants separately. Every process must register the same
+/// rules. Not collective. Thread safe.
+///
+/// Throws Error after the first use of `op` on a distributed tensor, and for a second rule. The
+/// first call of any operator throws Error if `op` does not exist or is CompositeImplicitAutograd.
 ///
 ///   // An elementwise operator. Input and output have one common factor for each dimension.
 ///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {

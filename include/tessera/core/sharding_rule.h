@@ -25,12 +25,12 @@ struct TensorMeta {
   std::int64_t numel() const;
 };
 
-/// A call of an operator on distributed tensors, for the operator's sharding rule. `args` has all
-/// arguments of the schema in order, with keyword-only arguments, `out` and default values. A
-/// tensor that is passed twice is in `tensors` twice.
+/// A call of an operator on distributed tensors. `args`: all arguments of the schema in order, with
+/// keyword-only arguments, `out` and default values. A tensor that is passed twice is in `tensors`
+/// twice.
 ///
-/// The parameter `arg` of a member function is an index in `args`. The member functions treat an
-/// index past the end of `args` as None, and throw Error for an argument of another type.
+/// The parameter `arg` of the member functions is an index in `args`. An index past the end counts
+/// as None. Throws Error for an argument of another type.
 struct OpCall {
   std::string_view op;  ///< full name: "aten::add.Tensor", or "aten::mm" without overload
   std::vector<Argument> args;
@@ -59,15 +59,14 @@ struct OpCall {
   std::vector<std::int64_t> integers(std::size_t arg) const;
 };
 
-/// How one operator may be sharded, in the einsum style of GSPMD (Xu et al. 2021) and Shardy. A
-/// factor is an index letter of the einsum. Every tensor dimension is a list of factors, outermost
-/// first, whose sizes multiply to the dimension's size. If a factor is sharded, each tensor that
-/// has the factor is sharded over the same mesh dimensions. Inputs without the factor are
-/// replicated. Outputs without the factor become Partial by the factor's reduction; if the factor
-/// has no reduction, it must not be sharded. For mm (m, k) x (k, n) -> (m, n) the factors are m, n
-/// and k, and k has the reduction sum.
+/// How one operator may be sharded over one mesh dimension, in the einsum style of GSPMD (Xu et al.
+/// 2021). A factor is an index letter of the einsum. Every tensor dimension is a list of factors,
+/// outermost first, whose sizes multiply to the dimension's size. For mm, (m, k) x (k, n) -> (m,
+/// n), the factors are m, n and k.
 ///
-/// A rule describes one mesh dimension; propagate() applies the rule to a whole mesh. A value type.
+/// If a factor is sharded, all tensors with the factor are sharded alike. Inputs without the factor
+/// are replicated. Outputs without the factor become Partial by the factor's reduction (sum for k).
+/// A factor without a reduction must then not be sharded.
 struct ShardingRule : detail::LocalExecution {
   /// Stands for the size of an output's factor (einsum index letter) if the rule cannot know the
   /// size. Such a factor must not be sharded.
@@ -103,18 +102,16 @@ struct ShardingRule : detail::LocalExecution {
   /// list counts), then of the inputs that are written but not returned.
   std::vector<TensorFactors> outputs;
 
-  /// Declares that the operator commutes with a reduction: if all of `partial_inputs` are
-  /// Partial(op) over a mesh dimension, and the other inputs are replicated over that dimension,
-  /// then every output is Partial(op).
+  /// Declares that the operator commutes with reduction `op`. If all `partial_inputs` are
+  /// Partial(op) and all other inputs are replicated, every output is Partial(op).
   struct Linear {
     std::vector<int> partial_inputs;
     ReduceOp op = ReduceOp::kSum;
   };
   std::vector<Linear> linear;
 
-  /// Inputs that are added to the result of a sum (the bias of addmm). If the factor (einsum index
-  /// letter) that is summed over is sharded, such an input is made Partial, so that the input is
-  /// added once and not once for each rank.
+  /// Inputs that are added to the result of a sum, such as the bias of addmm. If the summed factor
+  /// is sharded, such an input is made Partial, so that the input is added only once.
   std::vector<int> additive;
 };
 

@@ -13,13 +13,12 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Returns whether environment variable `name` is on ("1", "true", "on") or off ("0", "false",
-/// "off"); nullopt if the variable is not set, or empty. Throws Error for any other value. Reads
-/// the environment at each call, so hot code should store the result. Thread safe unless a thread
-/// calls setenv().
+/// "off"); nullopt if unset or empty. Throws Error for any other value. Reads the environment at
+/// each call. Thread safe unless a thread calls setenv().
 std::optional<bool> environment_switch(const char* name);
 
-/// Returns whether the environment variable TESSERA_DEBUG is on; `unset` if the variable is not
-/// set. If TESSERA_DEBUG is on, ranks check by extra collectives that their calls and values agree.
+/// Returns whether TESSERA_DEBUG is on; `unset` if the variable is not set. TESSERA_DEBUG makes
+/// ranks compare their calls and values by extra collectives.
 bool debug_checks(bool unset = false);
 
 /// Returns the path of the shared library `name` in the folder of the shared library that contains

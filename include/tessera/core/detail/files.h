@@ -20,12 +20,10 @@
 TESSERA_API_BEGIN
 namespace tessera::files {
 
-/// A file that is written under a temporary name next to `path`, synced to the disk by sync(), and
-/// renamed to `path` by publish(). Other processes therefore never see an incomplete file. The
-/// destructor removes an unpublished file. If the process is killed, the next process that writes
-/// `path` on the same machine removes the temporary file. All functions throw Error with the
-/// system's message. The constructor also throws if `path` is a device, a pipe or a socket. Not
-/// thread safe.
+/// A file that is written under a temporary name. sync() writes the file to the disk. publish()
+/// renames the file to `path`, so no process sees an incomplete file. The destructor removes an
+/// unpublished file. All functions throw Error. The constructor also throws for devices, pipes and
+/// sockets. Not thread safe.
 class AtomicFile : tessera::detail::NoCopy {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -38,9 +36,8 @@ class AtomicFile : tessera::detail::NoCopy {
   /// Renames the temporary file to `path`. Throws Error if fsync of the folder fails; the file is
   /// then complete at `path`, but can be lost in a crash.
   void publish();
-  /// Calls publish() unless the file `path` exists. Returns whether the file was published. If
-  /// several processes publish at the same time, exactly one succeeds, provided that the file
-  /// system has hard links.
+  /// Calls publish() unless `path` exists. Returns whether the file was published. If several
+  /// processes call publish_new() at once, exactly one succeeds (on a file system with hard links).
   bool publish_new();
 
  private:
@@ -57,9 +54,8 @@ class AtomicFile : tessera::detail::NoCopy {
 /// empty. `path` is returned unchanged if the working directory no longer exists.
 std::filesystem::path absolute_path(const std::filesystem::path& path);
 
-/// Removes the temporary files that killed processes of this machine have left in `folder`.
-/// of(name) returns true if the temporary files of the target file `name` may be removed. Errors
-/// are ignored, because a leftover file only takes disk space.
+/// Removes the temporary files of killed processes of this machine in `folder`. of(name): whether
+/// to remove the temporary files of target file `name`. Ignores errors.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of);
 
@@ -95,8 +91,8 @@ std::string json_hint(std::string_view fault);
 /// the file itself.
 void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view content);
 
-/// Computes the checksum CRC-32C (Castagnoli; RFC 3720) of `bytes`, by this processor's fastest
-/// method. `before` is the checksum of the preceding bytes, so data can be passed in several calls.
+/// Returns the CRC-32C (RFC 3720) of `bytes`. `before`: the checksum of the preceding bytes, for
+/// data that is passed in several calls.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
 /// A method of computing the checksum CRC-32C: the method's name and the function.

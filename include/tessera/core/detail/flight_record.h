@@ -14,10 +14,9 @@
 TESSERA_API_BEGIN
 namespace tessera::flight {
 
-// The flight record of a rank stores, for each process group, the rank's last collective in shared
-// memory. Other ranks on the machine read the record while the rank runs. If TESSERA_RUN_DIR is
-// set, the record is a file that `tessera-run --explain` reads afterwards, complete even if the
-// rank was killed. Only the rank itself writes its record. Times are nanoseconds since 1970.
+// A rank's last collective in each process group, in shared memory that other ranks on the machine
+// can read. With TESSERA_RUN_DIR, the record is a file for `tessera-run --explain`, complete even
+// if the rank is killed. Times are nanoseconds since 1970.
 
 constexpr std::uint64_t kMagic = 0x3364726365725354;  // first bytes of a record file: "TSrecrd3"
 constexpr std::size_t kGroups = 256;
@@ -29,8 +28,8 @@ enum class RankState : std::uint32_t {
   kGaveUp  ///< the rank has called World::abort()
 };
 
-/// A string in an array of atomic 64-bit words. A process that reads while another process writes
-/// can get a mixture of the old and the new string. Strings that are too long are cut off.
+/// A string in an array of atomic 64-bit words. A concurrent reader can get a mixture of the old
+/// and the new string. Long strings are cut off.
 class SharedText {
  public:
   void store(std::string text) {
@@ -102,8 +101,8 @@ std::string record_name(int world, int rank);
 /// Returns a list of ranks as text: "rank 1" or "ranks 0, 2-7".
 std::string name_ranks(const std::vector<int>& ranks);
 
-/// Explains a hang by the flight records in `folder`. Returns one line for each rank: the rank's
-/// last collective, and the ranks that have not begun it. Throws Error if there is no record.
+/// Explains a hang by the flight records in `folder`. Returns one line per rank: the rank's last
+/// collective, and the ranks that have not begun this collective. Throws Error without a record.
 std::vector<std::string> explain_records(const std::string& folder);
 
 }  // namespace tessera::flight

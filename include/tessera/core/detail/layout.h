@@ -15,14 +15,13 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Whether a reduction by `a` over one mesh dimension and a reduction by `b` over another mesh
-/// dimension can be swapped without changing the result: equal reductions, or sum and average.
+/// Whether reductions by `a` and by `b` over two mesh dimensions can be swapped: equal reductions,
+/// or sum and average.
 bool commute(ReduceOp a, ReduceOp b);
 
-/// One of the sub-dimensions into which a tensor dimension is unflattened. The first mesh dimension
-/// in `mesh_dims` divides the `extent` positions into chunks as torch.chunk does, and each further
-/// mesh dimension divides every chunk again. `extent` need not be divisible by the sizes of the
-/// mesh dimensions. A Digit without mesh dimensions is not sharded.
+/// A sub-dimension of a tensor dimension. The first mesh dimension in `mesh_dims` divides the
+/// `extent` positions into chunks like torch.chunk. Each further mesh dimension divides every chunk
+/// again. Without mesh dimensions the Digit is not sharded.
 struct Digit {
   std::int64_t extent = 0;  ///< number of positions; 0: all positions of the tensor dimension
   std::vector<int> mesh_dims;
@@ -39,29 +38,24 @@ struct PartialDim {
 
 class LayoutPtr;
 
-/// The layout of a tensor on a mesh. For each tensor dimension the layout has a list of
-/// sub-dimensions (Digit), outermost first, whose extents multiply to the dimension's size. The
-/// layout also lists the mesh dimensions over which the tensor is partial. The tensor is replicated
-/// over every other mesh dimension. docs/sharding.md compares layouts with PyTorch's placements.
+/// The layout of a tensor on a mesh. Each tensor dimension has a list of sub-dimensions (Digit),
+/// outermost first, whose extents multiply to the dimension's size. `partial` lists the mesh
+/// dimensions over which the tensor is partial, reduced from the innermost to the outermost. The
+/// tensor is replicated over all other mesh dimensions. docs/sharding.md compares layouts with
+/// PyTorch's placements.
 ///
-/// Layouts are immutable and interned: equal layouts are one object, so comparing and hashing use
-/// the pointer. Canonical form: a dimension that is not sharded has no Digit; a single Digit has
-/// extent 0; neighbouring Digits are merged if one Digit gives every rank the same positions;
-/// `partial` is ordered by mesh dimension. For example, a Digit of 2 positions sharded over 2 ranks
-/// and an inner, unsharded Digit of 8 are merged. So a layout depends on tensor sizes only if a
-/// dimension has several Digits (a flattened view of a sharded inner dimension). Layouts are never
-/// freed.
+/// Equal layouts are one immutable object: comparing and hashing use the pointer. Layouts are never
+/// freed. Thread safe.
 ///
-/// If a tensor is partial with different reductions over several mesh dimensions, inner mesh
-/// dimensions are reduced before outer mesh dimensions.
-///
-/// Thread safe: layouts are immutable, and intern() locks.
+/// Canonical form: an unsharded dimension has no Digit. A single Digit has extent 0. Neighbouring
+/// Digits are merged if one Digit gives every rank the same positions. `partial` is ordered by mesh
+/// dimension.
 class Layout {
  public:
   using Dims = std::vector<std::vector<Digit>>;
 
   /// Returns the layout with the given content, in canonical form. Throws Error if a mesh dimension
-  /// is used twice or is out of range, or if one of several Digits (sub-dimensions) has extent 0.
+  /// is out of range or used twice, or if one of several Digits has extent 0.
   static LayoutPtr intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
                           std::vector<PartialDim> partial = {});
   /// Returns the layout of a tensor that is replicated on every mesh dimension.
@@ -122,21 +116,19 @@ inline LayoutPtr Layout::ptr() const {
   return LayoutPtr(this);
 }
 
-/// Converts PyTorch's `placements`, one for each mesh dimension, to the layout of a tensor of
-/// global `sizes` on a mesh of `mesh_sizes`. Each mesh dimension divides the chunks that earlier
-/// mesh dimensions have made; a StridedShard changes this order. Negative Shard dimensions count
-/// from the end. Not collective. Throws Error for a dimension out of range, a list of the wrong
-/// length, or a StridedShard whose chunks do not align with the other shards of its dimension.
+/// Converts PyTorch's `placements` (one per mesh dimension) to a layout of a tensor of global
+/// `sizes` on a mesh of `mesh_sizes`. Negative Shard dimensions count from the end. Not collective.
+/// Throws Error for a dimension out of range, a wrong number of placements, or a StridedShard that
+/// does not align with other shards.
 LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes);
-/// Converts `layout` of a tensor of global `sizes` to PyTorch's placements. A tensor dimension that
-/// is not divided in the order of the mesh dimensions gets a StridedShard. Throws Error if no list
-/// of placements describes the layout: if a dimension has several Digits (sub-dimensions), and a
-/// Digit other than the innermost has shards of unequal size.
+/// Converts `layout` of a tensor of global `sizes` to PyTorch's placements. A dimension that is not
+/// divided in the order of the mesh dimensions gets a StridedShard. Throws Error if placements
+/// cannot describe the layout.
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
-/// Returns a text: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-" is a tensor dimension
-/// that is not sharded. Several Digits (sub-dimensions) are written "2 x 8:m0": 2 positions that
-/// are not divided, and within each of them 8 positions that are divided over m0.
+/// Returns a text, such as "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0. "-" is an
+/// unsharded tensor dimension. "2 x 8:m0" is an unsharded Digit of 2, and a Digit of 8 that is
+/// sharded over m0.
 std::string to_string(const Layout& layout);
 /// Writes to_string(layout) to `stream`.
 std::ostream& operator<<(std::ostream& stream, const Layout& layout);

@@ -13,10 +13,9 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-// In the functions of this header `sizes` are the global sizes of a tensor, and `coordinate` is a
-// rank's position in the mesh, with one index for each mesh dimension. All functions are pure: not
-// collective, and thread safe. Functions that take `sizes` throw Error if `sizes` or `coordinate`
-// has the wrong length.
+// In this header, `sizes` are the global sizes of a tensor. `coordinate` is a rank's position in
+// the mesh, with one index per mesh dimension. All functions are pure and thread safe. Throws
+// Error for a wrong length of `sizes` or `coordinate`.
 
 /// Returns the sizes of the local tensor of the rank at `coordinate`.
 std::vector<std::int64_t> local_sizes(const Layout& layout, std::span<const std::int64_t> sizes,
@@ -40,9 +39,8 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// Returns the blocks of the global tensor that the rank at `coordinate` stores, in row-major
-/// order, without empty blocks. For example, if a dimension is unflattened to 2 x 8 (Digits, see
-/// Layout) and only the inner 8 positions are sharded, each rank has 2 blocks.
+/// Returns the non-empty blocks of the global tensor that the rank at `coordinate` stores, in
+/// row-major order. A rank has several blocks if an inner Digit (see Layout) is sharded.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate);
 
@@ -69,8 +67,8 @@ std::vector<std::int64_t> flat_place(const FlatPlace& place);
 /// dimensions. Throws Error for a list of the wrong length.
 FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim);
 
-/// The rows of one weight in a fused weight (a matrix that stores several weights). The fused
-/// weight consists of `groups` equal groups of rows. Each group has `run` rows of this weight.
+/// The rows of one weight in a fused weight. The fused weight has `groups` equal groups of rows.
+/// Each group has `run` rows of this weight.
 struct PartRows {
   std::int64_t first = 0;  ///< index of the weight's first row within a group
   std::int64_t run = 0;    ///< number of rows of the weight in each group
@@ -79,8 +77,7 @@ struct PartRows {
   std::int64_t groups = 1;
 
   /// Finds the weight's rows in the range [first_row, first_row + rows) of the fused weight. For
-  /// each group with such rows calls visit(row, from, count) with the first row's index in the
-  /// weight, the first row's offset in the range, and the number of rows.
+  /// each group calls visit(row in the weight, offset in the range, number of rows).
   template <class Visit>
   void visit(std::int64_t first_row, std::int64_t rows, const Visit& visit) const {
     for (std::int64_t group = 0; group < groups; ++group) {

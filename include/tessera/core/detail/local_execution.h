@@ -47,20 +47,19 @@ namespace tessera::detail {
 /// The part of a ShardingRule that says how a rank runs the operator on its local tensors. Rules
 /// that programs register rarely need this part.
 struct LocalExecution {
-  /// A call that each rank runs on its local tensors instead of the operator, which would read
-  /// local sizes where it needs global sizes. For example, squeeze() becomes squeeze.dims, and a
-  /// mean over a sharded dimension becomes a sum with `scale`. Propagation::use_local_call says
-  /// whether to use this call. If the call is used, SizeArgument::arg is an index in `args`.
+  /// A call to run on local tensors instead of the operator, for operators that would read local
+  /// sizes in place of global sizes. For example, a mean over a sharded dimension becomes a sum
+  /// with `scale`. If Propagation::use_local_call is true, SizeArgument::arg is an index in `args`.
   struct LocalCall {
     /// An operation on one rank's shard for which libtorch has no operator (implemented in
     /// src/dtensor).
     enum class PartOperator : std::uint8_t {
-      /// Embedding with arguments (weight, indices, first, rows): `weight` is a shard of a table of
-      /// `rows` rows and begins at row `first`. The result is zero for indices of rows in other
-      /// shards. An index outside of [0, rows) is an error.
+      /// Embedding (weight, indices, first, rows): `weight` is the shard of a table of `rows` rows
+      /// that begins at row `first`. Results for rows of other shards are zero. An index outside
+      /// [0, rows) is an error.
       kEmbeddingRows,
-      /// Gather with arguments (self, dim, index, first, size): the shard `self` begins at position
-      /// `first` of the `size` positions of `dim`. The result is zero for indices in other shards.
+      /// Gather (self, dim, index, first, size): `self` is the shard that begins at position
+      /// `first` of the `size` positions of `dim`. Results for indices in other shards are zero.
       kGatherPart,
     };
     /// The full name of an operator ("aten::sum"), or a PartOperator.
@@ -83,9 +82,9 @@ struct LocalExecution {
   };
   std::vector<SizeArgument> size_arguments;
 
-  /// Inputs of which the operator reads only sizes and dtype (the argument of zeros_like, the
-  /// target of copy_). Such inputs are never reduced, and are redistributed only if the local sizes
-  /// of the result differ from the input's local sizes.
+  /// Inputs of which the operator reads only sizes and dtype, such as the argument of zeros_like.
+  /// Such inputs are never reduced, and are redistributed only if the local sizes of the result
+  /// differ.
   std::vector<int> unread;
 
   /// Whether the operator draws random numbers. Such an operator cannot run unchanged on local
@@ -101,8 +100,8 @@ struct LocalExecution {
   };
   std::vector<OffsetArgument> offset_arguments;
 
-  /// An argument that says which elements of input `input` this rank has. The argument is an empty
-  /// list if the rank has all elements, otherwise the result of flat_place() (layout_math.h).
+  /// An argument with the elements of `input` that this rank has: flat_place() (layout_math.h), or
+  /// an empty list for all elements.
   struct PlaceArgument {
     int arg = 0;
     int input = 0;
@@ -110,17 +109,17 @@ struct LocalExecution {
   std::vector<PlaceArgument> place_arguments;
 
   /// States that output `output` is written into input `input` (in-place and out= variants). If the
-  /// output cannot have the input's layout, the operator computes a replicated output. Each rank
-  /// then copies its slice to the local tensor of the input, without a collective.
+  /// output cannot have the input's layout, the output is replicated, and each rank copies its
+  /// slice.
   struct Inplace {
     int input = 0;
     int output = 0;
   };
   std::vector<Inplace> inplace;
 
-  /// Tensors of a call whose layouts are chosen together. With an empty list `groups`, all tensors
-  /// of the call form one TensorGroup. Tensors in no TensorGroup are replicated. An output in no
-  /// TensorGroup (such as the seeds that attention returns) may have sizes unknown to the rule.
+  /// Tensors of a call whose layouts are chosen together. Without `groups`, all tensors are one
+  /// TensorGroup. Tensors in no TensorGroup are replicated, and the sizes of such outputs may be
+  /// unknown.
   struct TensorGroup {
     std::vector<int> inputs;
     std::vector<int> outputs;

@@ -17,9 +17,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The sharding rule of one operator: a pure function of a call of the operator. The function
-/// returns nullopt for a call that the rule does not cover. A null RuleFunction means that the
-/// operator has no rule. A RuleFunction points into a table that is never destroyed.
+/// The sharding rule of one operator, as a pure function of a call. Returns nullopt for a call that
+/// the rule does not cover. A null RuleFunction: the operator has no rule.
 class RuleFunction {
  public:
   using Body = std::function<std::optional<ShardingRule>(const OpCall&)>;
@@ -34,8 +33,8 @@ class RuleFunction {
 
   explicit operator bool() const { return entry_ != nullptr; }
   std::optional<ShardingRule> operator()(const OpCall& call) const;
-  /// Whether the rule depends on values of Scalar and float arguments (the order of a norm, the
-  /// probability of a dropout). If true, the key of a cached call plan contains these values.
+  /// Whether the rule depends on the values of Scalar and float arguments, such as the order of a
+  /// norm. If so, the key of a cached call plan contains these values.
   bool reads_numbers() const { return entry_ != nullptr && entry_->reads_numbers; }
 
  private:
@@ -60,26 +59,23 @@ std::vector<std::string> user_ruled_operators();
 
 /// The result of propagate() for one operator call.
 struct Propagation {
-  /// The layout to which each input must be redistributed. An input whose values the operator does
-  /// not read keeps its layout. nullptr for a plain tensor that need not become distributed.
+  /// The layout to which each input must be redistributed. An input whose values are not read keeps
+  /// its layout. nullptr: a plain tensor that stays plain.
   std::vector<LayoutPtr> inputs;
   /// The layout of each output. nullptr for an output that is in no TensorGroup: such an output is
   /// replicated, and has the sizes of the local result.
   std::vector<LayoutPtr> outputs;
-  /// Global sizes of each output. A negative size means that the rule does not know the size. A
-  /// dimension of unknown size is unsharded, so the local result has the dimension's global size.
+  /// The global sizes of each output. A negative size is unknown to the rule. A dimension of
+  /// unknown size is unsharded.
   std::vector<std::vector<std::int64_t>> output_sizes;
   /// Whether ShardingRule::local_call must run instead of the operator.
   bool use_local_call = false;
 };
 
-/// Chooses the cheapest layouts for a call with sharding rule `rule` and input layouts `inputs`
-/// (nullptr for a plain tensor, which counts as replicated; at least one input must be
-/// distributed). Greedy: chooses for one mesh dimension after another, outermost first. For each
-/// mesh dimension, prefers a placement without communication, then the placement that moves the
-/// fewest bytes, including the later reduction of a Partial result. If two placements cost the
-/// same, the layout of the largest input decides. Pure and thread safe. Throws Error if the layouts
-/// are for different meshes or do not fit the tensors.
+/// Chooses the cheapest layouts for a call with `rule` and input layouts `inputs`. nullptr: a plain
+/// tensor, which counts as replicated. Greedy over mesh dimensions, outermost first: prefers no
+/// communication, then the fewest bytes, then the layout of the largest input. Pure and thread
+/// safe. Throws Error for different meshes, or layouts that do not fit the tensors.
 Propagation propagate(const ShardingRule& rule, const OpCall& call,
                       std::span<const LayoutPtr> inputs);
 
