@@ -1,22 +1,19 @@
-// The gathered input of column-wise Linears. Forward does not save the gathered tensor; backward
-// gathers the input again, or takes it from the recomputation in activation checkpointing.
-// Autograd's graph for one input x and one matrix product y_i per weight:
+// The gathered input of column-wise Linears. Backward gathers the input again, or takes the input
+// from the recomputation in activation checkpointing. Autograd's graph for an input x:
 //
 //   x shard <- GatherBackward <- x whole <- LinearInputBackward <- ProductBackward_i <- y_i
 //                                            weight_i <- WeightBackward_i <-|
 //                                            bias_i <-----------------------'
 //
-// The matrix products of one linear_products() call share one LinearInputBackward; every other
-// matrix product has its own LinearInputBackward.
+// The matrix products of one linear_products() call share one LinearInputBackward.
 //
-// WeightBackward is a separate node, so that it can run late: its sequence number is lower than the
-// number of GatherBackward, and autograd runs the ready node with the highest number. As a result,
-// backward
+// WeightBackward has a lower sequence number than GatherBackward, so autograd runs WeightBackward
+// later. As a result, backward
 //   1. starts the gather of x in the first ProductBackward,
 //   2. computes the gradients of x during the gather,
 //   3. starts the reduce-scatter of the sum of these gradients,
 //   4. computes the gradients of the weights during the reduce-scatter.
-// Any other order of these nodes is correct too, but loses the overlap or needs a second gather.
+// Any other order is correct too, but loses the overlap or needs a second gather.
 
 #include "internal.h"
 

@@ -96,8 +96,8 @@ TEST(FsdpCheckpointing, FailsOnAllRanksAndAllowsAnotherStep) {
   }
 }
 
-/// Returns the gradients and the traffic of a Llama on a mesh dp x tp. If `halves` is true, the
-/// attention and the MLP of each block are separate units.
+/// Returns the gradients and the traffic of a Llama on a mesh dp x tp. `halves`: whether attention
+/// and MLP of each block are separate units.
 Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options, bool halves = false) {
   const DeviceMesh mesh = rank.mesh({rank.size() / tp, tp}, {"dp", "tp"});
   Filled<testing::SmallLlama> model;
@@ -129,9 +129,9 @@ TEST_ON_RANKS(FsdpCheckpointing, RepeatsOnlyNecessaryTensorParallelCollectives, 
   for (const char* collective : {"all_gather", "reduce_scatter"}) {
     EXPECT_EQ(again.first.at({"dp", collective}).calls, plain.first.at({"dp", collective}).calls);
   }
-  // Each block has two all-gathers, before attention and before the MLP, and two reduce-scatters,
-  // after attention and after the MLP. Backward always repeats the all-gathers. The recomputation
-  // omits the last reduce-scatter, because no saved tensor needs the result.
+  // Each block has an all-gather before and a reduce-scatter after both attention and the MLP.
+  // Backward repeats the all-gathers. The recomputation omits the last reduce-scatter, because no
+  // saved tensor needs the result.
   const std::int64_t depth = 2;
   EXPECT_EQ(again.first.at({"tp", "all_gather"}).calls, plain.first.at({"tp", "all_gather"}).calls);
   EXPECT_EQ(again.first.at({"tp", "reduce_scatter"}).calls,
@@ -144,8 +144,8 @@ TEST_ON_RANKS(FsdpCheckpointing, RepeatsOnlyNecessaryTensorParallelCollectives, 
   EXPECT_EQ(saved.first.at({"tp", "reduce_scatter"}).calls,
             plain.first.at({"tp", "reduce_scatter"}).calls);
   EXPECT_EACH(llama_step(rank, 2, &selective).second, plain.second);
-  // Forward saves the results of the 7 matrix products of each block. The recomputation uses 6 of
-  // these results, because backward does not need the result of the product `down`.
+  // Forward saves the results of the 7 matrix products of each block. Backward does not need the
+  // result of the product `down`, so the recomputation uses 6 results.
   EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
   EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
   const Step halves = llama_step(rank, 2, nullptr, true);

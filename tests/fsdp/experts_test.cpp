@@ -414,8 +414,8 @@ TEST(AllToAllUneven, SendsLessThanAllGathers) {
     const Sent gathers(rank);
     const at::Tensor all = DistributedTensor::from_local(x, mesh["ep"], {Shard{0}}).full_tensor();
     DistributedTensor::from_local(all, mesh["ep"], {Partial{}}).redistribute({Shard{0}});
-    // In an all-gather, a rank sends its whole input to each other rank. In a reduce-scatter or an
-    // all-to-all, a rank does not send the part of its input that belongs to this rank.
+    // An all-gather sends a rank's whole input to each other rank. Reduce-scatters and all-to-alls
+    // do not send the part that belongs to this rank.
     const double to_others = (kRanks - 1.0) / kRanks;
     const double gathered =
         (kRanks - 1.0) * static_cast<double>(gathers.of("ep", "all_gather").bytes) +

@@ -1,5 +1,5 @@
-// Tests the mean of a loss over all tokens with a target, where ranks and micro-batches have
-// different numbers of tokens; penalties on sharded parameters; and NaN or infinite gradients.
+// Tests the mean of a loss over all tokens with a target, with different numbers of tokens per rank
+// and micro-batch; penalties on sharded parameters; NaN or infinite gradients.
 
 #include <limits>
 

@@ -84,8 +84,8 @@ TEST(OptimizerMadeBeforeSharding, TrainsLikeOneRank) {
   }
 }
 
-// The size of each shard is a multiple of 64 bytes, so a unit's parameters are adjacent in memory,
-// without padding. The unit's gradients and optimizer states are adjacent in the same way.
+// Shard sizes are multiples of 64 bytes. The parameters, gradients and optimizer states of a unit
+// are therefore adjacent in memory, without padding.
 TEST_ON_RANKS(FullyShard, PlacesTheTensorsOfAUnitContiguously, 2) {
   Filled<SmallModel> model(32, 64, 32, 2);
   optim::Sgd optimizer(model, {.momentum = 0.9});

@@ -43,7 +43,7 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
 }
 
 // A rank without rows may skip random operators, but must call the collectives that compare the
-// ranks' counts of random numbers. These calls stop after two forwards without random operators.
+// ranks' draw counts. The calls stop after two forwards without random operators.
 TEST(RandomNumbers, MayBeSkippedWithoutRowsAndInFirstForwards) {
   Draws operators = drawing::everywhere(), modules = kModules;
   for (Draws* draws : {&operators, &modules}) {
@@ -199,8 +199,8 @@ TEST(RandomErrors, DoNotOccurInBatchPartOrOnOneRank) {
   EXPECT_EQ(errors_of(dropout, 2, true, 1), std::vector<std::string>{""});
 }
 
-// On a rank with one row, a random tensor of shape {1, 1} can be for this row or for the whole
-// batch. All ranks must throw, and no rank may wait for another rank.
+// A random tensor of shape {1, 1} can be for one row or for the whole batch. All ranks must throw,
+// and no rank may wait for another rank.
 TEST(RandomErrors, OfAmbiguousSizesReachAllRanks) {
   for (const bool of_rows : {false, true}) {
     const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {

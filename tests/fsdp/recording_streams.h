@@ -10,7 +10,7 @@
 
 namespace tessera::fsdp {
 
-/// Streams that only record the calls. log() has one line for each call, for example:
+/// Streams that only record the calls, one line of log() per call. Examples:
 ///   "all_gather unit 'a'"   the argument of note()
 ///   "compute: record 3"     event 3 follows all earlier work in the stream "compute"
 ///   "all_gather: wait 3"    the stream "all_gather" waits for event 3

@@ -123,8 +123,8 @@ at::Tensor rows_from(std::int64_t first, std::int64_t count) {
   return uniform_values({4, kWide}, 3).narrow(0, first, count);
 }
 
-/// Compares the gradients of two ranks with the gradients of one rank, after `prepare` has changed
-/// the ranks' models. `early`: how many buckets are reduced before the backward of the first layer.
+/// Compares the gradients of two ranks with those of one rank, after `prepare` has changed the
+/// models. `early`: how many buckets are reduced before the first layer's backward.
 void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>& prepare) {
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();

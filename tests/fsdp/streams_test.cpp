@@ -21,7 +21,7 @@ std::string number_of(const comm::StreamEventPtr& event) {
 }
 
 /// Expands abbreviated notes: "+1" is the gather of block 1, "=1" the unshard, "-1" the reshard,
-/// and "r1" the reduction of the block's gradients. "." in place of the block's index is the root.
+/// "r1" the reduction of the gradients; "." is the root in place of a block's index.
 Log notes(const Log& words) {
   Log lines;
   for (const std::string& word : words) {

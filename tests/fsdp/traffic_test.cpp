@@ -36,8 +36,8 @@ comm::TrafficTable traffic_of_step(Rank& rank, const Options& options = {}) {
   return sent.table();
 }
 
-/// Returns the size in bytes of a block's gathered memory, rounded up so that `pieces` ranks can
-/// each cache an equal part. Each parameter begins at a multiple of 64 bytes.
+/// Returns the size in bytes of a block's gathered memory, rounded up for `pieces` equal parts.
+/// Each parameter begins at a multiple of 64 bytes.
 std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
   const auto round_up = [](std::int64_t bytes, std::int64_t unit) {
     return padded(bytes, unit) * unit;
@@ -72,8 +72,8 @@ TEST(Traffic, IsTwoGathersAndOneReductionPerUnit) {
   RunRanks(1, [](Rank& rank) { EXPECT_TRUE(traffic_of_step(rank).empty()); });
 }
 
-/// The traffic of a step on 4 ranks. `bytes`: the bytes that a rank sends per element of the model,
-/// if collectives are rings and all sizes are divisible by 4.
+/// The traffic of a step on 4 ranks. `bytes`: the bytes that a rank sends per element of the model
+/// in ring collectives.
 struct Formula {
   const char* name;
   int micro_batches;

@@ -81,7 +81,7 @@ std::string to_string(const Choices::Labels& labels, const char* separator) {
 }
 
 // Draws the parts of a case. Sizes are small and often not divisible by the mesh sizes. Options
-// that the library may refuse are rare, because a refused case tests nothing but the refusal.
+// that the library can refuse are rare: a refused case tests little.
 namespace {
 
 NormKind draw_norm(Choices& choices, const std::string& name, int none) {
@@ -254,9 +254,8 @@ TrainSpec draw_train(Choices& choices, const FsdpSpec& fsdp) {
 }
 
 // Draws tensor-parallel plans. The correct plan is Megatron's: column-wise first projections and
-// row-wise last projections. Activations between modules are replicated or sharded along the
-// sequence. A plan entry may get a mistake, such as a wrong layout; the library must then
-// redistribute.
+// row-wise last projections. A plan entry may get a mistake, such as a wrong layout; the library
+// must then redistribute.
 enum class Between { kWhole, kReplicated, kSequence };
 
 /// The tensor-parallel styles that a module supports.
@@ -584,9 +583,8 @@ std::vector<std::string> patterns_of(const std::string& pattern, std::int64_t de
   return patterns;
 }
 
-/// Draws a correct plan, or a plan with missing entries, wrong styles or wrong options. With
-/// mistakes, the library must give the correct result or an Error. Styles with local tensors get no
-/// mistakes, because the library cannot detect these.
+/// Draws a correct plan, or a plan with mistakes: missing entries, wrong styles or wrong options.
+/// Styles with local tensors get no mistakes, because the library cannot detect these.
 std::vector<PlanEntry> draw_plan(const Case& c, Choices& choices) {
   if (choices.chance("plan.none", 4)) {
     return {};

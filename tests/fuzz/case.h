@@ -11,8 +11,8 @@
 
 namespace tessera::fuzz {
 
-/// Draws the options of a fuzz case. Each decision depends only on the seed and the decision's
-/// name, so fixing one decision in `fixed` does not change any other decision.
+/// Draws the options of a fuzz case. A decision depends only on the seed and the decision's name.
+/// Fixing a decision in `fixed` therefore does not change other decisions.
 class Choices {
  public:
   /// Maps decision names to labels of options. The label "" stands for a decision's simplest
@@ -224,12 +224,12 @@ struct Case {
 Case draw_case(std::uint64_t seed, Choices& choices);
 
 /// The result of a case. kEqual, kNotComparable and kRefused (error in the first step) are correct.
-/// kNoOracle: the model failed on one rank. All other verdicts are errors of the library.
+/// kNoOracle: the model failed on one rank. Other verdicts are library errors.
 enum class Verdict {
   kEqual,
   kRefused,
-  /// training on one rank diverges, or a flip of the last bits of the initial weights changes the
-  /// results of one rank at least half as much as the mesh does
+  /// training on one rank diverges, or flipped last bits of the initial weights change the results
+  /// at least half as much as the mesh does
   kNotComparable,
   kRefusedLate,
   kDifferent,
@@ -249,9 +249,9 @@ struct Outcome {
   std::string what;  ///< the error, or the first differences
 };
 
-/// Trains a case in fp64 on its mesh (each rank is a thread) and on one rank. Compares losses,
-/// gradient norms and parameters. A collective that lasts longer than `timeout` counts as a hang.
-/// If all ranks need more than three times `timeout`, the process ends.
+/// Trains a case in fp64 on its mesh (each rank is a thread) and on one rank, and compares losses,
+/// gradient norms and parameters. A collective longer than `timeout` counts as a hang. After three
+/// times `timeout`, the process ends.
 Outcome run_case(const Case& c, std::chrono::seconds timeout);
 
 }  // namespace tessera::fuzz

@@ -1,5 +1,5 @@
-// Finds silent differences between training on one rank and training with random models, meshes,
-// tensor-parallel plans and options. Without arguments, runs a short search as a GoogleTest. Usage:
+// Compares training on one rank with training on a mesh: random models, meshes, tensor-parallel
+// plans and options. Without arguments, runs a short search as a GoogleTest. Usage:
 //   fuzz_test --seed 7 --cases 5000            runs many cases
 //   fuzz_test --seed 7 --only 123              runs one case
 //   fuzz_test --seed 7 --only 123 --set mesh=1x1x2,heads=4

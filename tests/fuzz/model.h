@@ -95,8 +95,8 @@ class Block : public nn::Module<Block> {
 };
 
 /// A decoder, written for one rank. Maps token ids (batch, sequence) to logits and an auxiliary
-/// loss, which can be undefined. Logits: (batch, sequence, vocabulary) or, if ModelSpec::folded,
-/// (tokens, vocabulary). With `targets` (tokens), returns the sum of the losses, not logits.
+/// loss (can be undefined). Logits: (batch, sequence, vocabulary), or (tokens, vocabulary) if
+/// ModelSpec::folded. With `targets` (tokens), returns the sum of the losses, not logits.
 class Net : public nn::Module<Net> {
  public:
   Net(const ModelSpec& spec, Loss loss);

@@ -103,8 +103,8 @@ fsdp::Options fsdp_options(const FsdpSpec& spec) {
 }
 
 constexpr int kSteps = 2;
-// A large eps, so that gradients that consist of rounding errors do not change parameters. The
-// gradient of the keys' bias is an example: without rounding errors, it is 0.
+// A large eps, so that gradients of rounding errors do not change parameters. The gradient of the
+// keys' bias, for example, is 0 without rounding errors.
 constexpr double kAdamEps = 1e-4;
 
 struct Trace {
@@ -393,8 +393,8 @@ class Training {
     return loss;
   }
 
-  /// Returns this rank's loss: the sum of the losses of the rank's tokens, divided by the number of
-  /// tokens in `all`, times the number of batch parts, because FSDP averages over these parts.
+  /// Returns this rank's loss: the sum of the rank's token losses, divided by the number of tokens
+  /// in `all`, times the number of batch parts. FSDP averages over the parts.
   at::Tensor loss_of(int step, const Rows& all) {
     const Rows rows = part_of(all, parts_);
     const std::int64_t sequence = case_.train.sequence, vocabulary = case_.model.vocabulary;
@@ -665,8 +665,8 @@ double worst_of_rounding(const Case& c, const Trace& oracle) {
 }
 
 /// If a mesh's results differ, repeats the training on one rank with flipped last bits of the
-/// initial weights. If the flipped bits change the results at least half as much as the mesh,
-/// training amplifies rounding errors, and the verdict is kNotComparable.
+/// initial weights. The verdict is kNotComparable if the flips change the results at least half as
+/// much.
 Outcome compared(const Case& c, const Trace& oracle, const std::vector<Trace>& traces) {
   Comparison comparison(c, oracle);
   Outcome outcome = comparison.outcome(traces);

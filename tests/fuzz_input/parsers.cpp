@@ -1,6 +1,5 @@
-// The fuzz target. TESSERA_FUZZ_PARSER names the parser to test: each kind of input file has one. A
-// parser must accept the fuzzer's bytes or throw an Error with a message of one line. Otherwise,
-// the parser has a bug and the process ends.
+// The fuzz target. TESSERA_FUZZ_PARSER names the parser to test. A parser must accept the fuzzer's
+// bytes or throw an Error with a message of one line; otherwise the process ends.
 
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>

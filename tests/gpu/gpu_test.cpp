@@ -1,5 +1,5 @@
-// Compares results on a GPU and on the CPU: random numbers, and kernels that compute the same
-// formula in the same order, must be bitwise equal; other functions must be equal within rounding.
+// Compares results on a GPU and on the CPU. Random numbers, and kernels with the same formula in
+// the same order, must be bitwise equal; other functions within rounding.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -155,8 +155,8 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
-        // Rows are so long that threads read 16 bytes at a time. A warp or a thread block computes
-        // a row. The last read of some rows has less than 16 bytes.
+        // Rows are so long that threads read 16 bytes at a time. The last read of some rows has
+        // less than 16 bytes.
         Function{"rms_norm_of_a_warp",
                  {{300, 2048}, {2048}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},

@@ -146,8 +146,8 @@ TEST_P(AdamWUpdate, KeepsZeros) {
   expect_equal(update, copied(update, [](const at::Tensor& x) { return at::zeros_like(x); }));
 }
 
-/// An element's random number depends on its index in the whole tensor. Therefore, updates of two
-/// unaligned row shards, or of a column shard, must equal the update of the whole tensor.
+/// An element's random number depends on its index in the whole tensor. Updates of unaligned row
+/// shards, or of a column shard, must therefore equal those of the whole tensor.
 TEST_P(AdamWUpdate, RoundsByGlobalElementIndex) {
   const AdamWTensors before = update_of(60, type());
   const auto rows = [&](std::int64_t begin, std::int64_t size) {

@@ -1,5 +1,5 @@
-// Runs CUDA kernel bodies on the CPU, in loops that replace kernel launches. If GPU threads share a
-// row, the body runs for three threads in turn, or for one thread if the threads exchange results.
+// Runs CUDA kernel bodies on the CPU in loops. If GPU threads share a row, the body runs for three
+// threads in turn, or for one thread if threads exchange results.
 #include "kernels/host_kernels.h"
 
 #include <c10/util/Exception.h>

@@ -1,5 +1,5 @@
-// Tests parallelize(): the memory of a Llama under FSDP, steps of a Llama in which single ranks are
-// late, and the gradients of a model that is not a Llama.
+// Tests parallelize(): the memory of a Llama under FSDP, steps with late ranks, and the gradients
+// of a model that is not a Llama.
 
 #include <chrono>
 #include <set>
@@ -105,7 +105,7 @@ std::string to_string(Stage stage) {
 }
 
 /// Makes one rank late each time that the ranks reach the point `stage` of a step: first rank 0,
-/// then rank 1, and so on. Each rank has its own Lateness.
+/// then rank 1. Each rank has its own Lateness.
 class Lateness {
  public:
   Lateness(const Rank& rank, Stage stage, std::chrono::milliseconds delay)

@@ -244,8 +244,8 @@ TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
   }
 }
 
-// There are 4 matrices of 8 x 8; each of the 4 ranks updates one matrix. One all-to-all sends
-// shards of 16 elements to the updating rank, and one sends the updates back.
+// Each of the 4 ranks updates one 8 x 8 matrix. One all-to-all sends shards of 16 elements to the
+// updating rank, and one all-to-all sends the updates back.
 TEST_ON_MESH(Muon, ExchangesShardsInTwoAllToAlls, {4}, {"dp"}) {
   std::vector<nn::SlotPtr> slots;
   for (int i = 0; i < 4; ++i) {

@@ -9,8 +9,8 @@
 namespace tessera::race {
 namespace {
 
-/// If an operator copies two tensors at once, it may also copy a gap of at most this many bytes
-/// between them. FSDP pads tensors to 64 bytes, so gaps in FSDP's buffers are smaller.
+/// An operator that copies two tensors at once may copy a gap of at most this many bytes between
+/// them. FSDP pads tensors to 64 bytes, so FSDP's gaps are smaller.
 constexpr std::uintptr_t kLargestGap = 256;
 
 /// Whether memory filled by poison() is unchanged. If it has changed, a kernel has written through

@@ -100,9 +100,8 @@ class MemoryMap {
 using Point = VectorClock;
 
 /// Finds races in one rank's memory accesses. Operators run immediately on the CPU, but are checked
-/// as if on a device with several concurrent queues: the streams (comm::Lane), the host, and each
-/// process group. Only events order the work of two queues. Races are unordered accesses to memory,
-/// allocations of freed memory that is still in use, and reads of memory that was never written.
+/// as if each stream (comm::Lane), the host, and each process group ran concurrently. Races are
+/// unordered accesses, allocations of memory in use, and reads of memory that was never written.
 /// Freed memory is filled with NaN.
 class RaceChecker final : public testing::AllocationWatcher {
  public:

@@ -146,7 +146,7 @@ using HookedLinear = nn::Hooked<torch::nn::Linear>;
 using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
-/// Exactly one of three ranks must add the bias, because three times a third of the bias is rounded
+/// Exactly one of three ranks must add the bias: three times a third of the bias is rounded
 /// differently. After the call the module must have its bias again.
 TEST_ON_RANKS(StockModules, AddTheBiasOnce, 3) {
   HookedLinear linear(6, 2);

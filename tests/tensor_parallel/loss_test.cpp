@@ -143,8 +143,8 @@ TEST(LossOnMeshes, EqualsTheLossOfOneRank) {
   });
 }
 
-// A plain target is the same on all ranks, so all ranks must throw if this target is invalid. For a
-// distributed target, only the ranks that have the invalid target must throw.
+// A plain target is the same on all ranks, so all ranks must throw if the target is invalid. For an
+// invalid distributed target, only the ranks with this target must throw.
 TEST(LossOnMeshes, FailsOnAllRanksForAnInvalidTarget) {
   for (const bool distributed : {false, true}) {
     const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
@@ -311,8 +311,8 @@ TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
     EXPECT_EQ(weight.grad().scalar_type(), at::kBFloat16);
     return memory.peak();
   };
-  // At its peak, memory contains the weight's gradient in fp32 and either a chunk of the logits or
-  // the weight's gradient in bf16. llama_train also limits chunks to 640 MiB.
+  // Peak memory contains the weight's gradient in fp32, and a chunk of the logits or the weight's
+  // gradient in bf16. llama_train also limits chunks to 640 MiB.
   const LinearCrossEntropyOptions parts{.chunk_bytes = std::int64_t{640} << 20};
   EXPECT_LT(peak([&] { return linear_cross_entropy(hidden, weight, targets, parts); }),
             1'750'000'000);

@@ -1,5 +1,5 @@
-// Runs backward as with CUDA: on another thread than the caller's, with only the thread-local state
-// that libtorch passes on. Each calling thread (for example, a rank) has one backward thread.
+// Runs backward as with CUDA: on another thread, with only the thread-local state that libtorch
+// passes on. Each calling thread (for example, a rank) has one backward thread.
 
 #include <condition_variable>
 #include <exception>

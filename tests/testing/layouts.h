@@ -61,8 +61,7 @@ inline std::vector<std::int64_t> random_sizes(std::mt19937& engine, std::size_t 
 }
 
 /// Draws a layout. Each mesh dimension is replicated, has a Partial reduction from `ops`, or shards
-/// a tensor dimension into contiguous or interleaved blocks. Ranks draw equal layouts if their
-/// engines have equal states.
+/// a tensor dimension. Ranks draw equal layouts if their engines have equal states.
 inline LayoutPtr random_layout(std::mt19937& engine, const std::vector<std::int64_t>& mesh,
                                const std::vector<std::int64_t>& sizes,
                                const std::vector<ReduceOp>& ops) {

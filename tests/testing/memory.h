@@ -21,8 +21,8 @@ class AllocationWatcher {
 };
 
 /// Calls `watcher` when this thread or its backward passes allocate memory of CPU tensors, and when
-/// this memory is freed, even after the AllocationScope has ended. The first AllocationScope
-/// replaces the process's CPU allocator. Only one AllocationScope may exist on a thread.
+/// this memory is freed (also after the AllocationScope). Only one AllocationScope may exist on a
+/// thread.
 class AllocationScope {
  public:
   explicit AllocationScope(std::shared_ptr<AllocationWatcher> watcher);
@@ -35,7 +35,7 @@ class AllocationScope {
 };
 
 /// Counts the bytes of CPU tensors that this thread and its backward passes allocate and do not
-/// free while the MemoryScope exists. Only one MemoryScope may exist on a thread.
+/// free. Only one MemoryScope may exist on a thread.
 class MemoryScope {
  public:
   MemoryScope();

@@ -47,9 +47,8 @@ inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
   return static_cast<int>(ranks);
 }
 
-/// Runs `body` on `size` threads, each of which is a rank. If a rank throws or fails an ASSERT,
-/// other ranks get PeerErrors. Rethrows the first error that is not a PeerError, if any, or the
-/// first PeerError.
+/// Runs `body` on `size` threads, each of which is a rank. If a rank fails, other ranks get
+/// PeerErrors. Rethrows the first error, preferably one that is not a PeerError.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});
 
 /// Like RunRanks(). `body` also gets a mesh with the given sizes and names.

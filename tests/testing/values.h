@@ -74,7 +74,7 @@ inline at::Tensor full_tensor(const at::Tensor& tensor) {
 }
 
 /// Returns rank i's local tensor of a Partial tensor on n ranks. The local tensors differ. Their
-/// reduction is exactly `value`, if the elements of `value` have few significant bits.
+/// reduction is exactly `value`, if `value` has few significant bits.
 inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
   const bool last = i == n - 1;
   const auto step = static_cast<double>(i + 1);

@@ -1,6 +1,6 @@
 // tessera-ckpt: describes, verifies and compares sharded checkpoints, without ranks. Exit codes: 1
-// if `verify` finds a fault or `diff` finds a difference; 2 if the command line is wrong or a
-// checkpoint cannot be read; otherwise 0.
+// for a fault (`verify`) or a difference (`diff`); 2 for a wrong command line or an unreadable
+// checkpoint; otherwise 0.
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

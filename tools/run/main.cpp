@@ -1,6 +1,5 @@
 // tessera-run starts the ranks of a job on this machine and ends them together. Its only thread
-// waits only in poll(), so that tessera-run notices the end of a rank immediately, even if the
-// reader of the output is slow.
+// waits in poll(), so that a slow output reader does not delay the notice of a rank's end.
 
 #include <fcntl.h>
 #include <limits.h>

@@ -1,6 +1,6 @@
 // Tests the peak memory of a step against the formulas of FSDP2's memory test, and offload to CPU
-// memory. Bytes in fp32: kBlock, a block; kOutside, the parameters outside of blocks; kAll, all
-// parameters; kShards, the shards of one rank.
+// memory. Bytes in fp32: kBlock, a block; kOutside, the parameters outside of blocks; kAll, all;
+// kShards, one rank's shards.
 
 #include "testing/memory.h"
 #include "fsdp/recording_streams.h"

@@ -23,8 +23,8 @@ using testing::Filled;
 using testing::gradients_of;
 using testing::name_of_case;
 
-/// Returns the number of elements of a flat fp32 buffer. `shards`: the number of elements of each
-/// shard in the buffer. Each shard begins at a multiple of 64 bytes.
+/// Returns the number of elements of a flat fp32 buffer for shards with `shards` elements each.
+/// Each shard begins at a multiple of 64 bytes.
 constexpr std::int64_t packed_numel(std::initializer_list<std::int64_t> shards) {
   constexpr std::int64_t kUnit = 16;
   std::int64_t numel = 0;
@@ -265,8 +265,8 @@ class Warnings final : public c10::WarningHandler {
                            ::testing::ValuesIn(::tessera::fsdp::arrangements({__VA_ARGS__})), \
                            ::tessera::testing::name_of_case<::tessera::fsdp::Arrangement>)
 
-/// A test whose body runs on every rank with a sharded model. The test's name is followed by the
-/// arguments of RunSharded(): TEST_SHARDED(Suite, Name, 2) { ... rank, model ... }.
+/// A test whose body runs on every rank with a sharded model: TEST_SHARDED(Suite, Name, 2) { ...
+/// rank, model ... }. The arguments after Name are those of RunSharded().
 #define TEST_SHARDED(suite, name, ...)                                                  \
   static void suite##_##name##_sharded(::tessera::testing::Rank& rank,                  \
                                        ::tessera::fsdp::ShardedModel& model);           \
