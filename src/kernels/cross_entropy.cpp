@@ -21,8 +21,8 @@ namespace {
 /// CPU's cache, or takes little memory of a GPU.
 template <class Body>
 void for_each_row_block(const at::Tensor& matrix, Body&& body) {
-  // Size of a block of rows in elements. In fp32 a block takes 256 KiB, which fit into a CPU core's
-  // cache, or 256 MiB on a GPU, where the logits take much more.
+  // Elements in a block of rows. In fp32 a block takes 256 KiB (a CPU core's cache) or, on a GPU,
+  // 256 MiB (small compared to the logits).
   const bool on_cpu = matrix.is_cpu() && fake_device() == c10::DeviceType::CPU;
   const std::int64_t block_elements = on_cpu ? std::int64_t{1} << 16 : std::int64_t{1} << 26;
   const std::int64_t step =
@@ -32,8 +32,8 @@ void for_each_row_block(const at::Tensor& matrix, Body&& body) {
   }
 }
 
-/// The column of each target in this rank's shard of the vocabulary: (rows, 1). If another rank has
-/// the target, `is_here` is false, and `column` is an arbitrary valid column.
+/// The column of each target in this rank's shard of the vocabulary: (rows, 1). If `is_here` is
+/// false, another rank has the target, and `column` is arbitrary but valid.
 struct TargetColumns {
   explicit TargetColumns(const LossRows& rows)
       : column(rows.targets.sub(rows.first_column).unsqueeze(1)),
@@ -62,8 +62,8 @@ at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// Coefficients in the gradient of each row of logits, each of the shape (rows). The gradient is
-/// `softmax` * softmax(row) + `target` * one_hot(target) + `all`; `all` is added to every column.
+/// The gradient of each row of logits is `softmax` * softmax(row) + `target` * one_hot(target) +
+/// `all`. Each coefficient has the shape (rows).
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
@@ -203,7 +203,7 @@ Logits call_of(const LossRows& rows, const at::Tensor& targets) {
 }
 
 /// Calls body(kernels, element, value, row) for each row of logits, on several threads. Only the
-/// types of `element` and `value` matter: the row kernels' type and libtorch's type of a logit.
+/// types of `element` (of the row kernels) and `value` (of libtorch) matter.
 template <class Body>
 void for_rows(const at::Tensor& logits, Body&& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (logits.size(1) + 1));

@@ -18,8 +18,8 @@ inline Element element_of(const at::Tensor& x) {
                                                         : Element::kHalf;
 }
 
-/// A function that runs a CUDA kernel. `call` contains the addresses of the tensors. `like` is any
-/// of the tensors: all tensors of a call are on one device, have one dtype and are not empty.
+/// A function that runs the CUDA kernel of `call`. `like` gives the device and the dtype, and must
+/// not be empty.
 template <class Call>
 using DeviceKernel = void (*)(const Call& call, const at::Tensor& like);
 

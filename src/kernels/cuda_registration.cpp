@@ -10,8 +10,8 @@
 namespace tessera::kernels {
 namespace {
 
-/// Launches the kernel of `call` on the device of `like`, which need not be the current device. The
-/// kernel runs on the device's current stream, like the caller's other work on the tensor.
+/// Launches the kernel of `call` on the current stream of the device of `like`. The device need not
+/// be the current device.
 template <class Call>
 void run(const Call& call, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());

@@ -1,6 +1,5 @@
-// Looks up rows in this rank's shard of an embedding table. at::embedding throws for indices
-// outside of the shard; embedding_rows() gives zeros for such indices, so that an all-reduce over
-// the ranks gives the whole look-up.
+// Looks up rows in this rank's shard of an embedding table. Indices outside of the shard give zeros
+// (at::embedding throws), so that an all-reduce gives the whole look-up.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
@@ -36,9 +35,9 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// Looks up embedding rows with ATen operators, for types and devices that have no kernel. For a
-/// row that another rank has, looks up row 0 and sets the result to zero. Indices are not checked,
-/// because the CPU would have to wait for the device.
+/// Looks up embedding rows with ATen operators, for types and devices without a kernel. Another
+/// rank's row becomes zero. Indices are not checked, because the CPU would have to wait for the
+/// device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;
@@ -104,8 +103,8 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
   return weight_grad;
 }
 
-/// Adds terms[i] to the row of `sums` that indices[i] selects. `sums` must be zeros. Threads divide
-/// the columns, so the order of additions does not depend on the number of threads.
+/// Adds terms[i] to the row indices[i] of `sums`, which must be zeros. Threads divide the columns,
+/// so the order of additions is fixed.
 template <class T>
 void add_terms(const at::Tensor& terms, const std::int64_t* indices, std::int64_t first_row,
                const at::Tensor& sums) {

@@ -1,6 +1,5 @@
-// fp8 matrix products with torchao's "rowwise" scaling: all matrices are e4m3. All scales are
-// powers of two, so a scale from a whole row and a scale from one rank's shard of the row give the
-// same product, except for rounding of subnormal fp8 values.
+// fp8 (e4m3) matrix products with torchao's "rowwise" scaling. Scales are powers of two, so scales
+// of a whole row and of a shard give equal products, except for rounding of subnormal fp8 values.
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/detail/fused.h"
 
@@ -37,14 +36,14 @@ at::Tensor power_of_two(const at::Tensor& number) {
 Fp8Rows composed_quantized(const at::Tensor& x) {
   const at::Tensor amax = x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
                                          : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
-  // The bit arithmetic is that of fp8_scale() in device/quantize_fp8.h. The sign bit is removed,
-  // because a NaN can be negative, and the bits are clamped, so that the addition cannot overflow.
+  // The same bit arithmetic as fp8_scale() in device/quantize_fp8.h. A NaN can be negative, so the
+  // sign bit is removed. Clamping prevents overflow.
   const at::Tensor bits =
       amax.view(at::kInt).bitwise_and(0x7FFFFFFF).clamp_max(0x7F800000) + 0x1FFFFF;
   // The smallest scale is 2^-100, so that its inverse and all bf16 results are normal numbers.
   const at::Tensor exponents = (at::bitwise_right_shift(bits, 23) - 8).clamp_min(127 - 100);
-  // amax - amax is 0, or NaN if a row has a NaN or infinite element. The inverse scale of such a
-  // row must be NaN, because casts to fp8 saturate on some processors.
+  // amax - amax is NaN if a row has a NaN or infinite element, otherwise 0. The inverse scale must
+  // then be NaN, because fp8 casts saturate on some processors.
   const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
   const at::Tensor scaled = x.to(compute_type(x)) * inverse;
   return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};

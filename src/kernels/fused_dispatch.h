@@ -1,6 +1,5 @@
-// Selects the implementation of a fused operation: the row kernels (CPU: fp32, bf16), the CUDA
-// kernels (fp32, bf16, fp16), or a composition of ATen operators. All implementations compute the
-// same formula; the row kernels and CUDA kernels read memory only once.
+// Selects the implementation of a fused operation: row kernels (CPU: fp32, bf16), CUDA kernels
+// (fp32, bf16, fp16), or ATen operators. All implementations compute the same formula.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,9 +25,9 @@ inline bool has_cuda_kernels(const at::Tensor& x) {
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
 }
 
-/// Runs a CUDA kernel on the device of `like`. The dtype of `like` selects the kernel's template
-/// instance. In a FakeMode, only reports the operator `name` and its tensors to the observer. Does
-/// nothing if `like` has no elements, because CUDA refuses an empty grid.
+/// Runs a CUDA kernel on the device and with the dtype of `like`. In a FakeMode, only reports
+/// operator `name` and its tensors to the observer. Does nothing if `like` is empty: CUDA refuses
+/// an empty grid.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
                      at::TensorList results, const at::Tensor& like) {
@@ -72,9 +71,8 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
   }
 }
 
-/// Runs at::parallel_for on libtorch's threads: calls body(begin, end) for parts of the range with
-/// at least `grain` elements. Not inline, because at::parallel_for must be compiled with OpenMP,
-/// and only parallel.cpp is compiled with OpenMP.
+/// Runs at::parallel_for: calls body(begin, end) for parts of the range with at least `grain`
+/// elements. Not inline, because only parallel.cpp is compiled with OpenMP.
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
                   c10::function_ref<void(std::int64_t, std::int64_t)> body);
 
@@ -90,8 +88,8 @@ T* out(const at::Tensor& x) {
   return static_cast<T*>(x.mutable_data_ptr());
 }
 
-/// Returns the type in which ATen operators compute a formula: fp32 for half precision, with one
-/// rounding at the end, as in the row kernels. Throws Error for types that are not floating point.
+/// Returns the type in which ATen operators compute a formula: fp32 for half precision. Throws
+/// Error for types that are not floating point.
 inline c10::ScalarType compute_type(const at::Tensor& x) {
   TESSERA_CHECK(x.is_floating_point(),
                 "an operator for floating-point tensors was given a tensor of ", x.scalar_type(),

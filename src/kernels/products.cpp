@@ -1,6 +1,5 @@
-// Makes large fp32 matrix products use oneDNN instead of MKL, if a program calls
-// use_fast_products(). On some processors MKL uses only half of the vector width, and oneDNN is
-// twice as fast.
+// use_fast_products() makes large fp32 matrix products use oneDNN instead of MKL. On some
+// processors MKL uses half of the vector width, and oneDNN is twice as fast.
 #include "rows/row_kernels.h"
 
 #include <ATen/ops/empty.h>
@@ -29,9 +28,8 @@ bool mkl_leaves_vectors_unused() {
 #endif
 }
 
-/// Whether oneDNN beats MKL for a matrix product (rows, inner) x (inner, columns). In a small
-/// product, oneDNN's kernel look-up takes most of the time. With few rows or columns, most of the
-/// time is spent on reading the large matrix.
+/// Whether oneDNN beats MKL for a product (rows, inner) x (inner, columns). oneDNN loses in small
+/// products by its kernel look-up, and in narrow products, which are limited by memory.
 bool gains_from_onednn(std::int64_t rows, std::int64_t inner, std::int64_t columns) {
   constexpr std::int64_t kMostMultiplications = 2'000'000;
   constexpr std::int64_t kShortSide = 7;

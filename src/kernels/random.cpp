@@ -1,6 +1,5 @@
-// Random numbers and dropout on a CPU, and the registration of the CUDA kernels, which compute the
-// same functions (random_elements.h). Each number is a function of key and global index, so loops
-// may run in any order on any number of threads.
+// Random numbers and dropout on a CPU. A number is a function of key and global index, so loops may
+// run in any order. CUDA kernels compute the same functions (random_elements.h).
 #include "tessera/kernels/detail/random.h"
 #include "tessera/kernels/detail/fake_state.h"
 

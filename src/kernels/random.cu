@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <variant>
 
-// Random numbers and dropout on a GPU, for libtessera_cuda.so. The formulas are in headers that
-// random.cpp includes, too. --fmad=false is set, so a GPU gives the same bits as a CPU.
+// Random numbers and dropout on a GPU, for libtessera_cuda.so. random.cpp uses the same formulas.
+// With --fmad=false, a GPU gives the same bits as a CPU.
 namespace tessera::kernels {
 namespace {
 

@@ -17,7 +17,7 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
 /// Calls body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for
-/// other types. `what`: the operation's name at the start of the error message, such as "dropout".
+/// other types. `what`: the operation's name in the error message.
 template <class Body>
 decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {
   switch (type) {
@@ -34,9 +34,8 @@ decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& bo
   }
 }
 
-/// Converts `value` to T with the result of a single rounding to nearest even. For types narrower
-/// than float, `value` is first rounded to a float with round_to_odd(); rounding this float to T
-/// then gives the result of a single rounding (Boldo and Melquiond 2008).
+/// Converts `value` to T with a single rounding to nearest even. For narrow types, round_to_odd()
+/// to float comes first, which gives the same bits as a single rounding (Boldo and Melquiond 2008).
 template <class T>
 TESSERA_HOST_DEVICE inline T narrow(double value) {
   return static_cast<T>(value);

@@ -27,8 +27,8 @@ namespace tessera::kernels {
 
 namespace {
 
-// The number of blocks in which RMSNorm sums rows for the weight's gradient. The number does not
-// depend on the number of threads, so that the gradient always has the same bits.
+// The number of blocks in which RMSNorm sums the weight's gradient. A constant, so that the
+// gradient has the same bits for any number of threads.
 constexpr std::int64_t kBlocks = 16;
 
 struct Rows {
@@ -254,16 +254,16 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
                              : backward_by_rows(g, x.contiguous(), weight, rstd, sum_g);
 }
 
-// silu(gate) * up, the gate of SwiGLU, elementwise: threads divide the elements. `gate` and `up`
-// can be column ranges of one matrix product, so their rows need not be adjacent.
+// silu(gate) * up, the gate of SwiGLU; threads divide the elements. `gate` and `up` can be column
+// ranges of one matrix product.
 
 namespace {
 
 /// Minimum number of elements of silu_mul that a thread processes.
 constexpr std::int64_t kSiluGrain = 16384;  // must be a multiple of the vector width
 
-/// Computes the gradients of silu_mul with s = sigmoid(g) and silu'(g) = s * (1 + g * (1 - s)).
-/// Forward does not save silu(g), because recomputing silu(g) is cheaper than reading saved values.
+/// Computes the gradients of silu_mul: silu'(g) = s * (1 + g * (1 - s)), s = sigmoid(g).
+/// Recomputing silu(g) is cheaper than reading a saved silu(g).
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up) {
   const c10::ScalarType type = compute_type(gate);
@@ -353,8 +353,8 @@ void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
   });
 }
 
-/// Computes the gradients of gate and up in silu_mul. If `product` is defined, also writes the
-/// result of forward to `product`. `name`: the operator's name for the observer of a FakeMode.
+/// Computes silu_mul's gradients of gate and up. Also writes the result of forward to `product`, if
+/// defined. `name`: the operator for a FakeMode's observer.
 std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at::Tensor& gate,
                                                const at::Tensor& up, const at::Tensor& product,
                                                const char* name) {
@@ -427,9 +427,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
 
 namespace {
 
-/// Computes the rotation with ATen operators. `transposed` selects the backward: a rotation by the
-/// negative angle. The backward multiplies by sin before it swaps the two halves of a head, because
-/// sin can be different in the two halves.
+/// Computes the rotation with ATen operators. `transposed` selects the backward, which multiplies
+/// by sin before swapping the halves of a head, because the halves can have different sin.
 at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                     bool transposed) {
   const c10::ScalarType type = compute_type(x);
@@ -521,8 +520,8 @@ void run(std::initializer_list<Heads> tensors, const Tables& tables, const char*
   with_row_kernels(first, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// Returns tensor x, or a copy if the elements of a head are not consecutive. Any strides of heads
-/// and positions are accepted, so queries that are a view of a fused projection are not copied.
+/// Returns x, or a copy if the elements of a head are not consecutive. Views of a fused projection
+/// are not copied.
 at::Tensor with_dense_heads(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
 }

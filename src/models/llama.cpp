@@ -1,6 +1,5 @@
-// The Llama model: rotary tables, cache, masks, attention, block, backbone, head, initialization,
-// and the declarations for parallelize(). The model's code does not communicate: the same code runs
-// on one rank, under tensor parallelism and under FSDP.
+// The Llama model. The model's code does not communicate: the same code runs on one rank, under
+// tensor parallelism and under FSDP.
 
 #include "tessera/models/llama.h"
 #include "tessera/nn/detail/lora.h"
@@ -27,8 +26,8 @@ namespace tessera::models {
 namespace {
 
 /// Rope scaling of Llama 3. Rotary frequencies with fewer than low_freq_factor rotations in the
-/// original context are divided by s.factor. Frequencies with more than high_freq_factor rotations
-/// are not changed. Frequencies between these limits are interpolated.
+/// original context are divided by s.factor. Above high_freq_factor, nothing changes. Between the
+/// limits, frequencies are interpolated.
 at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   const at::Tensor turns =
       plain * (static_cast<double>(s.original_positions) / (2 * std::numbers::pi));
@@ -91,9 +90,8 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
   return {angle.cos() * factor, angle.sin() * factor};
 }
 
-// KvCache stores the key and value of position p at index p mod slots_. With a sliding window, the
-// memory is a ring buffer; without a window, each position has its own index. The order of keys
-// does not matter for attention, because rotary embedding is already applied to the keys.
+// KvCache stores position p at index p mod slots_, a ring buffer if attention has a window.
+// Attention ignores the order of keys, because rotary embedding is already applied.
 
 KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding)
     : positions_(positions),
@@ -182,9 +180,9 @@ Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t las
   return {parts.cos.slice(0, first, last), parts.sin.slice(0, first, last)};
 }
 
-/// Returns the rotary cos and sin for left-padded texts, of shape (batch * (last - first),
-/// head_dim). The first token of text i is at position padding[i]. Padding gets the values of the
-/// text's first token, which has no effect, because no token attends to padding.
+/// Returns the rotary cos and sin of left-padded texts: (batch * (last - first), head_dim). Text i
+/// begins at position padding[i]. Padding gets the values of the text's first token, because no
+/// token attends to padding.
 Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t first, std::int64_t last) {
   std::vector<at::Tensor> cos, sin;
@@ -471,8 +469,8 @@ void Llama::reset_parameters(const nn::InitContext& init) {
     return nn::init::trunc_normal(0.0, std, -3.0 * std, 3.0 * std);
   };
   const double std = config_.initializer_range;
-  // The initial std of the 2 L output projections of L layers, which add to the residual stream, is
-  // divided by sqrt(2 L), so that the stream's variance does not grow with depth (GPT-2).
+  // The initial std of the 2 L output projections that add to the residual stream is divided by
+  // sqrt(2 L), against variance growth with depth (GPT-2).
   const double output_std = std / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));
   nn::Initializers table{{"model.layers.*.self_attn.o_proj.weight", normal(output_std)},
                          {"model.layers.*.*layernorm.weight", ones()},

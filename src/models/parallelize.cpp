@@ -58,8 +58,8 @@ fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
       return is_expert ? std::optional(own) : std::nullopt;
     };
   }
-  // FSDP shards the 3-D weights of experts in dimension 0 (experts) if that gives each rank equally
-  // many experts, otherwise in dimension 1 (features), so that every rank has a shard.
+  // FSDP shards 3-D expert weights in dimension 0 (experts) if ranks get equally many experts,
+  // otherwise in dimension 1 (features), so that no rank's shard is empty.
   options.shard_placement = [=, chosen_by = options.shard_placement](const std::string& name,
                                                                      const at::Tensor& parameter) {
     const auto chosen = chosen_by ? chosen_by(name, parameter) : std::nullopt;
@@ -96,9 +96,8 @@ void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOpti
   nn::apply_activation_checkpointing(model, is_recomputed, checkpoint);
 }
 
-/// Returns how many FSDP units, counted from the first, are resharded after forward. By default,
-/// the last block and later units stay all-gathered, because backward follows right after forward
-/// and needs these units first.
+/// Returns how many FSDP units, counted from the first, are resharded after forward. The default
+/// excludes the last block and later units, because backward needs these units first.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
   if (!options.fsdp.reshard_after_forward.value_or(true)) {

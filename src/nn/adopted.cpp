@@ -1,7 +1,6 @@
-// Wraps libtorch modules so that their parameters are in slots (nn::ParameterSlot). When the tensor
-// in a slot is replaced, two references of the libtorch module are replaced, too: the class member
-// that forward reads, and the entry in libtorch's parameter table. Otherwise these references would
-// keep the unsharded tensor alive.
+// Wraps libtorch modules so that their parameters are in slots (nn::ParameterSlot). A new tensor in
+// a slot also replaces the libtorch module's two references: the class member and the entry in the
+// parameter table.
 
 #include "tessera/nn/detail/adopted_module.h"
 

@@ -16,9 +16,8 @@ namespace tessera::nn {
 
 namespace {
 
-/// Fills the weights of the Linears in `in` (skips nullptr) from normal(0, std), and the weight of
-/// `out` from normal(0, out_std) if out_std > 0, otherwise from normal(0, std). Sets biases to
-/// zero.
+/// Fills the weights of the Linears in `in` (skips nullptr) from normal(0, std), and of `out` from
+/// normal(0, out_std), or std if out_std is not positive. Sets biases to zero.
 void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
                   const Linear& out, double std, double out_std) {
   const auto fill = [&](const Linear& linear, double own_std) {
@@ -38,9 +37,8 @@ void fill_linears(const InitContext& init, std::initializer_list<const Linear*> 
 // Self-attention. The number of heads is derived from the sizes of the projections' results. With
 // tensor parallelism, these are the heads of this rank.
 
-/// Reshapes x, (batch, tokens, ...), to fit the rotary tables. If each sequence has its own
-/// positions, the tables have a row for every token of the batch, so x is reshaped to (1, batch *
-/// tokens, ...).
+/// Reshapes x, (batch, tokens, ...), to fit the rotary tables: to (1, batch * tokens, ...) if the
+/// tables have a row for every token of the batch.
 at::Tensor along_tables(const at::Tensor& x, const AttentionInputs& inputs) {
   return inputs.cos.size(0) == x.size(1) ? x : x.flatten(0, 1).unsqueeze(0);
 }

@@ -128,8 +128,8 @@ bool is_fp8(const Linear& linear) {
   return linear.attached<Fp8Mark>() != nullptr;
 }
 
-// LoRA is implemented in Linear::forward, not as a hook. An adapter needs the input and result of
-// the weight's matrix product, but tensor-parallel hooks change the inputs and results of a call.
+// LoRA is part of Linear::forward and not a hook: an adapter needs the exact input and result of
+// the matrix product, which tensor-parallel hooks change.
 
 namespace {
 

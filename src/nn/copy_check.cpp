@@ -168,8 +168,8 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
-    // Whether the parameter's mesh has only some ranks of a root mesh dimension. Example: the mesh
-    // is one of the two dimensions into which unflatten() has split a root dimension.
+    // Whether the parameter's mesh has only some ranks of a root mesh dimension, for example if
+    // unflatten() has split the dimension.
     bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;
@@ -236,9 +236,9 @@ class Comparison {
     return false;
   }
 
-  /// Returns the first difference between copies; all ranks return the same. Each copy is compared
-  /// with the copy on the lowest rank, in the order of the tensors on that rank. If several copies
-  /// differ, prefers the copy of a rank that is the lowest rank's neighbour along a mesh dimension.
+  /// Returns the first difference between copies, the same on all ranks. Compares each copy with
+  /// the copy on the lowest rank. Prefers differences from the lowest rank's neighbour along a mesh
+  /// dimension.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {
       std::size_t peer = 0, index = 0;

@@ -243,8 +243,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
 
 namespace {
 
-/// Assigns experts to tokens round-robin, (tokens, top_k), for a memory plan, which has no scores.
-/// If `load` is not 1, expert 0 gets `load` times the mean number of tokens per expert.
+/// Assigns experts to tokens round-robin, (tokens, top_k), for a memory plan. If `load` is not 1,
+/// expert 0 gets `load` times the mean number of tokens.
 at::Tensor planned_choice(const ExpertsOptions& options, std::int64_t tokens, double load) {
   const std::int64_t k = options.top_k, experts = options.experts;
   const bool even = load == 1 || k == experts;
@@ -305,9 +305,8 @@ Order sorting(const at::Tensor& keys) {
   return {order, inverse};
 }
 
-/// Returns the order that sorts received rows by expert, then by rank. Rows arrive sorted by rank,
-/// then by expert. `received`: the number of received rows for each rank and expert, (ranks,
-/// experts).
+/// Returns the order that sorts received rows by expert, then by rank; rows arrive by rank, then by
+/// expert. `received`: numbers of rows, (ranks, experts).
 Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& like) {
   const auto options = like.options().dtype(at::kLong);
   const std::int64_t ranks = std::ssize(received) / std::max<std::int64_t>(experts, 1);
@@ -318,12 +317,12 @@ Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& 
 
 }  // namespace
 
-/// Sends the rows, which are sorted by expert, to the ranks of their experts. Returns the experts'
-/// results in the order of `rows`. `counts`: the number of rows for each expert.
+/// Sends rows, which are sorted by expert, to the ranks of their experts. Returns results in the
+/// order of `rows`. `counts`: the number of rows for each expert.
 at::Tensor MixtureOfExperts::compute_on_ranks(const at::Tensor& rows, const at::Tensor& counts,
                                               bool rows_are_split) {
   // `most` is the number of experts of the first ranks. The last ranks can have fewer experts, so
-  // the list of counts is padded to `most` counts for every rank.
+  // `counts` is padded.
   const std::int64_t ranks = ep_.size(), most = (options_.experts + ranks - 1) / ranks;
   const at::Tensor padded = at::constant_pad_nd(counts, {0, ranks * most - options_.experts});
   const ExchangedCounts exchanged = exchange_counts(padded, ep_);

@@ -32,7 +32,7 @@ bool matches_segment(const std::string& pattern, const std::string& segment) {
 }  // namespace
 
 /// Greedy matching: after a mismatch the last "**" matches one more segment. An earlier "**" need
-/// not match more segments, because the pattern between two "**" is matched as early as possible.
+/// not, because everything before the last "**" is matched as early as possible.
 bool matches_fqn(std::string_view pattern, std::string_view fqn) {
   const std::vector<std::string> parts = split_at_dots(pattern), segments = split_at_dots(fqn);
   std::size_t part = 0;

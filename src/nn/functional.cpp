@@ -106,9 +106,8 @@ constexpr std::int64_t kTokensDim = 2;
 using Attend =
     std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
 
-/// Throws Error unless q, k and v are (batch, heads, tokens, width) with equal batch and tokens,
-/// the number of key and value heads divides the number of query heads, and the window is not
-/// negative. The message begins with `call`.
+/// Throws Error unless q, k and v are (batch, heads, tokens, width) with fitting sizes, and the
+/// window is not negative. The message begins with `call`.
 void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v, std::int64_t window) {
   const bool fits = q.dim() == 4 && k.dim() == 4 && v.dim() == 4 &&
@@ -123,9 +122,8 @@ void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                 "; pass a number of positions, or 0 for all");
 }
 
-/// Calls `attend` on the local tensors of q, k and v. The result has the layout of q. Throws Error
-/// unless q, k and v are sharded only by heads (if `by_batch`, also by batch). The message begins
-/// with `call`.
+/// Calls `attend` on the local tensors. The result has q's layout. Throws Error unless q, k and v
+/// are sharded only by heads (if `by_batch`, also by batch). The message begins with `call`.
 at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const Attend& attend) {
   for (const at::Tensor* tensor : {&q, &k, &v}) {
@@ -258,9 +256,8 @@ at::Tensor detail::DocumentOffsets::mask(std::int64_t window) const {
       .unsqueeze(1);
 }
 
-// Causal attention with packed documents and windows, without a mask tensor. There are three
-// methods: a kernel that takes the offsets of documents, a kernel with a window option, or several
-// kernel calls that each get only the visible keys.
+// Causal attention with packed documents and windows, without a mask tensor: by a kernel with
+// document offsets, a kernel with a window option, or several kernel calls on visible keys.
 
 namespace {
 
@@ -323,9 +320,9 @@ struct Block {
   bool is_causal(std::int64_t window) const { return first == 0 && count <= window; }
 };
 
-/// Divides queries into blocks for attention with a window. The first block needs only the causal
-/// flag, unless the window is small. Other blocks have up to 512 queries, and need a mask. The keys
-/// of such a block are the `window` - 1 keys before the block and the block's own keys.
+/// Divides queries into blocks for attention with a window. The first block is only causal, unless
+/// the window is small. Other blocks have up to 512 queries and a mask, and also read the `window`
+/// - 1 keys before the block.
 std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
   const std::int64_t most = std::clamp<std::int64_t>(window, 128, 512);
   std::vector<Block> blocks{{0, std::min(tokens, std::max(window, most))}};
@@ -467,12 +464,11 @@ tessera::detail::AttentionKernel detail::packed_kernel(tessera::detail::Attentio
   return kernel;
 }
 
-// Context parallelism: the positions of a rank's tokens, and attention of a rank's two chunks of
-// the sequence to the gathered keys.
+// Context parallelism: token positions of a rank, and attention of a rank's two chunks to the
+// gathered keys.
 //
-// Chunks of sequences are gathered by one autograd function instead of a redistribution with views.
-// Keys and values then share one collective, and chunks are put in order while they are copied out
-// of the collective's buffer.
+// Chunks are gathered by an autograd function instead of a redistribution with views. Keys and
+// values then share one collective, and chunks are ordered while being copied.
 
 namespace {
 
@@ -495,8 +491,8 @@ at::Tensor sent(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Starts a collective by start(group), and waits until the collective is complete. Skips the
-/// collective if `own` is empty, or if `own` is a meta tensor and `group` refuses meta tensors.
+/// Runs the collective start(group) and waits. Skips the collective if `own` is empty, or if `own`
+/// is a meta tensor that `group` refuses.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();
@@ -591,11 +587,9 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
   }
 };
 
-/// Gathers sequences of equal sizes and one type. Each tensor in `parts` has this rank's head chunk
-/// and tail chunk of a sequence along `dim`. Returns the whole sequences. Collective over the 1-D
-/// `mesh`: one all-gather for all sequences. Backward sums the gradients over the ranks by one
-/// reduce-scatter. Differentiable once. `purpose`: a string literal that names the collectives in
-/// traces and messages.
+/// Gathers sequences of equal sizes and one type. Each of `parts` has this rank's head chunk and
+/// tail chunk along `dim`. Collective over the 1-D `mesh`: one all-gather. Backward: one
+/// reduce-scatter. Differentiable once. `purpose`: a string literal for traces and messages.
 std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, std::int64_t dim,
                                         const DeviceMesh& mesh, const char* purpose) {
   return GatherSequenceFunction::apply(at::TensorList(parts),

@@ -24,19 +24,17 @@ using Results = std::vector<c10::IValue>;
 
 /// An alternative implementation of an operator, for calls whose sharding rule would gather an
 /// input. Each rank computes on its shard, and the ranks exchange only as much data as the result
-/// has. A lowering is composed of operators on distributed tensors, or of local work that depends
-/// on which elements the rank has.
+/// has.
 struct Lowering {
   /// Name of the operator, without the prefix "aten::" of libtorch's operators.
   std::string_view name;
-  /// Returns the bytes that one rank sends with this lowering; nullopt if the lowering does not
-  /// support the call. The number of bytes depends only on data that is in the call's cache key.
+  /// Returns the bytes that one rank sends, or nullopt if the lowering does not support the call.
+  /// Depends only on data in the call's cache key.
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Computes the operator's results, below autograd. Collective unless bytes() is 0.
   Results (*run)(Arguments arguments);
-  /// Whether communication is a part of the operator, as in a loss with a sharded vocabulary. If
-  /// true, a StrictScope permits the communication, and every call that the lowering supports uses
-  /// the lowering, even if redistributing the arguments would send fewer bytes.
+  /// Whether the operator itself communicates, as in a loss with a sharded vocabulary. If true, the
+  /// lowering is always used if supported, and a StrictScope permits the communication.
   bool own_collectives = false;
 };
 
@@ -63,8 +61,8 @@ using Dims = std::vector<std::int64_t>;
 /// None, plain, or Partial, because no lowering supports Partial.
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 
-/// Returns the mesh dimensions over which the tensor dimensions `dims` are sharded, in the order of
-/// `dims`. Mesh dimensions that shard one tensor dimension are in the order in which they split it.
+/// Returns the mesh dimensions that shard the tensor dimensions `dims`, in the order of `dims`.
+/// Mesh dimensions of one tensor dimension are in splitting order.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
 /// Returns the maximum number of elements that a rank has in a reduction's result over `dims`.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);

@@ -16,9 +16,8 @@
 
 namespace tessera::detail {
 
-// Vector norms over a sharded dimension all-reduce the sums of powers and then take the root. Norms
-// whose order has no root (0, 1, infinity) are plain reductions and have a sharding rule
-// (src/core/rules/reduction.cpp).
+// Vector norms over a sharded dimension all-reduce sums of powers before the root. The orders 0, 1
+// and infinity have sharding rules instead (src/core/rules/reduction.cpp).
 
 namespace {
 
@@ -109,8 +108,8 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 
 /// `arguments`: (self, target, weight, reduction, ignore_index) of the loss operator.
 Results run_mean(Arguments arguments) {
-  // The local sum of losses and the local total weight are terms of Partial sums. The total weight
-  // cannot be computed from sizes, because it depends on the classes and on ignored samples.
+  // The total weight is reduced together with the loss: the weight depends on the classes and on
+  // ignored samples, not only on sizes.
   const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
                                                   arguments[2].toOptional<at::Tensor>(),
                                                   at::Reduction::Sum, arguments[4].toInt());

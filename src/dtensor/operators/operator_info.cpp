@@ -37,9 +37,8 @@ bool is_number(const c10::Type& type) {
          is_or_is_optional(type, c10::TypeKind::FloatType);
 }
 
-/// Returns the kind of an argument, which decides what the cache key contains of the argument. A
-/// number that no sharding rule reads, such as a learning rate, can change at each step. Its value
-/// is not in the cache key; otherwise each step would need new call plans.
+/// Returns the kind of an argument. A number that no sharding rule reads, such as a learning rate,
+/// is not in the cache key: otherwise each new value would need a new call plan.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   if (is_tensor(type)) {
     return Kind::kTensor;
@@ -114,9 +113,8 @@ void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& argume
   }
 }
 
-/// Reads the results from the operator's schema. "(a!)" marks a written argument that is returned
-/// (in place, out=), "(a)" marks a view. The first argument with any mark counts as the viewed
-/// argument: for split, the marks of argument and result differ ("a -> *").
+/// Reads the results from the operator's schema. The viewed argument is the first argument with an
+/// alias mark such as "(a)": for split, the marks of argument and result differ.
 void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
     const c10::AliasInfo* alias = result.alias_info();
@@ -182,9 +180,8 @@ std::string operators_like(const c10::OperatorName& missing) {
                      fmt::join(found.begin(), end, ", "), end == found.end() ? "" : ", ...");
 }
 
-/// Checks the sharding rules that the program registered: whether each rule's operator exists, and
-/// whether the rule will be used. The checks run at the first use of any operator, and not in
-/// src/core, which does not use libtorch.
+/// Checks that the operator of each registered sharding rule exists, and that the rule will be
+/// used. src/core cannot check these facts without libtorch.
 void check_user_rules() {
   for (const std::string& name : user_ruled_operators()) {
     const c10::OperatorName parts = operator_name(name);
@@ -255,9 +252,8 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   return *info;
 }
 
-// The table of special properties (traits) of single operators. All dispatch behaviour that depends
-// on an operator's name is in this table, except for lowerings (src/dtensor/lowerings/). Each row
-// lists the operators with one trait; an operator may be in several rows.
+// The traits (special properties) of operators. Each row lists the operators with one trait. No
+// other code depends on operator names, except lowerings (src/dtensor/lowerings/).
 
 namespace {
 
@@ -418,8 +414,7 @@ Argument bind_dtype(const c10::IValue& value) {
 }
 
 /// Converts an argument that is not a tensor to a value for sharding rules. Values that no sharding
-/// rule reads, such as a device, become None. Rules read lists only as lists of integers, so a list
-/// of bools is converted.
+/// rule reads, such as a device, become None.
 Argument bind_static(const c10::IValue& value) {
   if (value.isString()) {
     return value.toStringRef();
@@ -440,8 +435,8 @@ Argument bind_static(const c10::IValue& value) {
 
 }  // namespace
 
-/// A number of kind kScalar enters BoundCall without its value, because a call plan must not depend
-/// on a value that is not in the cache key. The operator's sharding rule reads no numbers.
+/// BoundCall omits the value of a kScalar number, because a call plan must not depend on values
+/// outside of the cache key.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;
@@ -518,9 +513,8 @@ NumberType number_type(const c10::IValue& value) {
                                    : NumberType::kOther;
 }
 
-/// The NumberType of a wrapped number, such as the 2.0 in at::mul(x, 2.0), whose value is in CPU
-/// memory. Values of other tensors are not read, because reading could wait for a GPU, and call
-/// plans must not depend on tensor values.
+/// Returns the type of a wrapped number, such as 2.0 in at::mul(x, 2.0). Values of other tensors
+/// are not read: reading could wait for a GPU.
 NumberType number_type(const at::Tensor& tensor) {
   if (!is_wrapped_number(tensor) || !tensor.is_cpu()) {
     return NumberType::kNone;

@@ -131,8 +131,7 @@ TESSERA_API_FOR_TEST_END
 namespace tessera::detail {
 
 /// The category of a number that no sharding rule reads; a part of cache keys. Zero, infinity and
-/// NaN are separate categories, because terms of a Partial sum must not be divided by zero or
-/// multiplied by infinity or NaN.
+/// NaN are separate, because such numbers must not scale a Partial sum.
 enum class NumberType : std::uint8_t {
   kInteger = 1,
   kDouble,
@@ -171,8 +170,7 @@ struct BoundCall {
 };
 
 /// Makes the BoundCall of a call. `arguments`: the values of all arguments in the schema. Slow,
-/// because references and sizes are copied. Calls with a cached plan of kind kDirect or kLocal need
-/// no BoundCall.
+/// because references and sizes are copied.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
 /// Converts `argument`, in the form that sharding rules use, to a libtorch value of `type`. If

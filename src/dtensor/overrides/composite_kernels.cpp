@@ -29,10 +29,9 @@
 
 namespace tessera::detail {
 
-// Composite operators whose libtorch implementation does not work on distributed tensors. For plain
-// tensors, each kernel here uses libtorch's own implementation. For distributed tensors, the kernel
-// is composed of operators that work on distributed tensors. operator_info.cpp lists the names
-// (kOwnKernel, kHelperTensors).
+// Kernels for composite operators whose libtorch implementation fails on distributed tensors. Plain
+// tensors still use libtorch's implementation. operator_info.cpp lists the operators (kOwnKernel,
+// kHelperTensors).
 
 namespace {
 
@@ -172,9 +171,8 @@ void compose_gathered(const c10::OperatorHandle& op, c10::DispatchKeySet,
   distribute_results(mesh_of(tensors), info.returns.size(), *stack);
 }
 
-/// The kernel of operators with a last argument `out` on which libtorch's composite kernel would
-/// call _unsafe_view or set_. For a distributed `out`, runs the overload without `out` and copies
-/// the result to `out`. Throws Error if the sizes differ.
+/// Runs an operator without its last argument `out`, and copies the result to a distributed `out`.
+/// libtorch's own kernel would call _unsafe_view or set_ on `out`.
 void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
                         torch::jit::Stack* stack) {
   const auto& info = operator_info(op);
@@ -235,9 +233,8 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   library.impl("reshape", &reshape);
 }
 
-// Kernels for Bernoulli operators that take a probability for each element, or that return a new
-// tensor. libtorch's kernels draw the numbers one after another. For distributed tensors, these
-// kernels draw by global index; plain_random.cpp does the same for plain tensors.
+// Kernels for Bernoulli operators with a probability for each element, or with a new result tensor.
+// For distributed tensors, the kernels draw by global index.
 
 using torch::jit::Stack;
 

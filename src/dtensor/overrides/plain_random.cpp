@@ -1,8 +1,6 @@
-// Random operators of at:: on plain tensors in a RandomRegion. The kernels have their own dispatch
-// key above autograd, so that autograd records what a kernel runs. Operators that fill a tensor
-// draw each number by its element's global index. Operators composed of fills (dropout) run
-// unchanged, in a RandomSourceScope with their input. All other random operators draw their numbers
-// one after another, which is allowed only for whole tensors.
+// Random operators of at:: on plain tensors in a RandomRegion. Their dispatch key is above
+// autograd, so that autograd records what a kernel runs. Fills draw each number by its element's
+// global index. Other random operators draw numbers in sequence, and only for whole tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -156,8 +154,8 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// Called for an operator that draws nothing for an empty tensor. All ranks must take a random key
-/// and exchange their counts of batch rows, so a rank with an empty tensor does both here.
+/// Called if an operator draws nothing for an empty tensor. Takes a random key and exchanges the
+/// counts of batch rows, as ranks that draw do.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;

@@ -33,9 +33,8 @@ enum class CallKind : std::uint8_t {
   kNativeDropout,  ///< dropout; its mask is drawn by the global indices of the elements
 };
 
-/// A call plan: how an operator runs on this rank for inputs with certain specs. Calls with equal
-/// cache keys share a plan. plan_call() makes the plan, and the thread's CallCache stores it. The
-/// first call adds the specs of the results (Output::spec), which only the kernel determines.
+/// How an operator runs on this rank for inputs with certain specs. Calls with equal cache keys
+/// share a call plan. The first call adds the specs of the results.
 struct CallPlan {
   /// How one tensor argument is redistributed and written. Undefined tensors have no Input.
   struct Input {
@@ -114,23 +113,21 @@ struct PlannedCall {
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
-/// Throws Error, on all ranks, if this thread's StrictScope or ReplicationScope does not permit the
-/// call. Also throws if a gradient is needed through an operator of another library that has no
-/// autograd kernel. Warns once about an operator without a sharding rule. Installs hooks that
-/// convert gradients of plain tensors to plain tensors. Collective if plain tensors must be
-/// compared between ranks.
+/// Throws Error, on all ranks, if the thread's StrictScope or ReplicationScope forbids the call, or
+/// if an operator of another library lacks a needed autograd kernel. Warns once about an operator
+/// without a sharding rule. Collective if plain tensors must be compared between ranks.
 void check_policy(const PlannedCall& call);
 
 /// Like check_policy, for operator `name`, which has no call plan and gathers its inputs.
 void check_gather(const std::string& name, const std::vector<at::Tensor>& tensors);
 
-/// Throws Error, on all ranks, unless the plain tensors among `tensors`, the arguments of operator
-/// `what`, are equal on the ranks of the mesh. Number literals (2.0) are not compared. Collective
-/// if there is a tensor to compare; the exchange uses CPU memory.
+/// Throws Error, on all ranks, unless the plain `tensors` are equal on all ranks of the mesh.
+/// Number literals are not compared. Collective if there is a tensor to compare. `what`: the
+/// operator.
 void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors);
 
-/// Returns the advice to call the module of a parameter, not the module's forward(), if one of
-/// `tensors` is a distributed parameter whose module's hooks have not run. Otherwise returns "".
+/// Returns advice to call the module, not its forward(), if one of `tensors` is a distributed
+/// parameter whose module's hooks have not run. Otherwise returns "".
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail

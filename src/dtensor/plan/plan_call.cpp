@@ -32,9 +32,8 @@ std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCal
   return inputs;
 }
 
-// Makes a CallPlan from a sharding rule. propagate() of src/core chooses the layouts of inputs and
-// results; the functions here add redistribution steps and local sizes. A call plan depends only on
-// the call's cache key and on this rank's coordinate.
+// Makes a CallPlan from a sharding rule: propagate() of src/core chooses the layouts; this file
+// adds redistribution steps and local sizes.
 
 namespace {
 
@@ -47,9 +46,8 @@ bool is_complex_number(const c10::IValue& value) {
   return value.isComplexDouble();
 }
 
-/// Removes reductions that the element types do not support from the sharding rule: products,
-/// maxima and minima of complex numbers, and sums of bools. A dimension whose reduction was removed
-/// cannot be sharded.
+/// Removes reductions that the dtypes do not support from the sharding rule: products, maxima and
+/// minima of complex numbers, and sums of bools. The reduced dimension then cannot be sharded.
 void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& tensors,
                             Values arguments) {
   const bool complex =
@@ -84,8 +82,8 @@ bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   });
 }
 
-/// Whether the call has an infinite or NaN number argument, or divides by zero. Terms of a Partial
-/// sum must not be scaled by such a number: infinite terms of both signs would sum to NaN.
+/// Whether a number argument is infinite or NaN, or a divisor is zero. Such a number must not scale
+/// terms of a Partial sum: infinite terms could sum to NaN.
 bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   if (info.traits.has(Trait::kNumberBesideSum)) {
     return false;
@@ -175,8 +173,8 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
   }
 }
 
-/// Sets the strides of the outputs of a view operator to the strides of the global results. If the
-/// global strides are unknown, the outputs get strides from the local results.
+/// Gives the outputs of a view operator the strides of the global results, if these strides are
+/// known.
 void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   if (!strides || strides->size() != plan.outputs.size()) {
     return;
@@ -193,8 +191,8 @@ bool is_new(const OperatorInfo& info, std::size_t o) {
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
 }
 
-/// Makes an output contiguous if the dimensions of its local tensors could have different orders in
-/// memory: the strides of a dimension of local size 0 or 1 do not show the dimension's place.
+/// Makes an output contiguous if ranks could see different orders of its dimensions in memory: a
+/// dimension of local size 0 or 1 can have any stride.
 void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
@@ -213,9 +211,8 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   }
 }
 
-/// Returns the sharding rule of a call, or nullopt. Removes permissions from the rule: for Partial
-/// inputs, if terms would be rounded or scaled by infinity; and for reductions that a dtype does
-/// not support. The result depends only on the cache key.
+/// Returns the sharding rule of a call, or nullopt. Forbids Partial inputs whose terms would be
+/// rounded or scaled by infinity, and unsupported reductions.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          Values arguments) {
   const bool unreadable =
@@ -255,9 +252,8 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   input.plan = std::move(steps);
 }
 
-/// For each written tensor whose new value must be copied to the caller's tensor, sets the layout
-/// of the new value. An operator that changes shapes needs no copy: the result replaces the
-/// caller's local tensor.
+/// Sets the layouts of new values that are copied to the caller's tensors. An operator that changes
+/// shapes replaces the caller's local tensor instead.
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace) {
   if (info.changes_shape) {
@@ -315,10 +311,8 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   agree_on_strides(plan, info);
 }
 
-// plan_call() makes a call plan in this order: the common mesh, the inputs, the layouts by the
-// sharding rule (or a gather of all inputs), a lowering if it sends less, and the call kind.
-// Planning does not communicate, and reads no tensor values except wrapped numbers (the 2.0 in
-// at::mul(x, 2.0)), so all ranks make the same plan.
+// plan_call() makes a call plan. Planning does not communicate, and reads no tensor values except
+// wrapped numbers (2.0 in at::mul(x, 2.0)), so all ranks make the same plan.
 
 bool holds_distributed(const c10::IValue& value) {
   if (value.isTensor()) {
@@ -360,9 +354,8 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
   return *mesh;
 }
 
-/// Makes the Input of one tensor. A plain tensor counts as replicated; check_policy() checks at
-/// each call whether a ReplicationScope permits this. The spec of a plain tensor has the strides of
-/// a dense tensor, because a spec cannot describe gaps in memory.
+/// Makes the Input of one tensor. A plain tensor counts as replicated and dense, because a spec
+/// cannot describe gaps in memory. check_policy() checks the replication.
 CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
   if (const DistributedTensorImpl* impl = as_distributed(tensor)) {
     return {.spec = impl->spec(), .plan = nullptr, .detached = impl->detached_view() != nullptr};
@@ -377,7 +370,7 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
 }
 
 /// Sets the mesh and the inputs of the call plan. A plain tensor with one element counts as a
-/// number that is equal on all ranks; check_policy() compares such numbers between ranks.
+/// replicated number; check_policy() compares such numbers between ranks.
 void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
@@ -470,9 +463,8 @@ bool brings_generator(const OperatorInfo& info, Values arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// Returns the kind of a random operator that draws each number by its element's global index, so
-/// that nothing is gathered. Returns nullopt for other operators, and if the caller passes a
-/// generator, from which the numbers must then come.
+/// Returns the kind of a random operator that draws by global element index. Returns nullopt for
+/// other operators, and if the caller passes a generator.
 std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values arguments) {
   const bool dropout = info.traits.has(Trait::kNativeDropout);
   if (!dropout && !info.traits.has(Trait::kRandomInplace)) {
@@ -484,9 +476,8 @@ std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values argumen
   return dropout ? CallKind::kNativeDropout : CallKind::kRandomInplace;
 }
 
-/// Plans a random operator that draws each number by the element's global index. Sets has_rule
-/// although no sharding rule is used, so that no input is gathered. Dropout reduces a Partial
-/// tensor first, because dropout of terms is not dropout of their sum.
+/// Plans a random operator that draws by global element index. has_rule is set so that no input is
+/// gathered. Dropout reduces a Partial tensor first: dropout of terms is not dropout of their sum.
 void plan_by_element(CallPlan& plan, CallKind kind) {
   plan.kind = kind;
   plan.has_rule = true;
@@ -539,11 +530,9 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   return plan;
 }
 
-// Local implementations of aten::embedding and aten::gather, for calls whose indexed dimension is
-// sharded. Each rank selects from its shard; the sum over ranks is the result. The sharding rule
-// names the local operator (ShardingRule::LocalCall), which also gets the shard's start and the
-// dimension's size. An index out of range throws on a CPU. On a GPU, embedding_rows asserts on the
-// device, and gather_part does not check.
+// Local implementations of aten::embedding and aten::gather with a sharded indexed dimension. Each
+// rank selects from its shard; the sum over ranks is the result. On a CPU, an index out of range
+// throws.
 
 namespace {
 
@@ -580,8 +569,8 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, s
       .masked_fill_(elsewhere.unsqueeze(-1), 0);
 }
 
-/// aten::gather on a shard: `self` has the positions from `first` on of dimension `dim`, whose
-/// global size is `size`. Returns zero for an index whose position is on another rank.
+/// aten::gather on a shard of dimension `dim`. The shard begins at global position `first`; `size`
+/// is the global size. Gives zero for an index of another rank.
 at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tensor& index,
                        std::int64_t first, std::int64_t size) {
   if (index.numel() > 0 && index.is_cpu()) {

@@ -1,6 +1,5 @@
-// Implements check_policy(), which checks StrictScope and ReplicationScope at each call. The cache
-// key of a call plan does not contain these scopes. So the scopes of the calling thread are checked
-// at each call, also if the call plan is cached.
+// check_policy() checks StrictScope and ReplicationScope at each call, even with a cached call
+// plan, because cache keys do not contain these scopes.
 
 #include <ATen/core/grad_mode.h>
 
@@ -121,8 +120,8 @@ void warn_once(const std::string& name) {
              "replicated (a StrictScope makes this an error)");
 }
 
-/// Advice for the error message of a call that moves data. For a Partial input, names the usual
-/// cause: a Linear with sharded input features, which may have run long before the call.
+/// Returns advice for the error message of a call that moves data. For a Partial input, names the
+/// usual cause: an earlier Linear with sharded input features.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute the inputs explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {
@@ -160,7 +159,7 @@ void check_movement(const PlannedCall& call) {
 }
 
 /// Whether a call has a plain argument with several elements, or a plain number that requires grad.
-/// Other plain numbers can come from libtorch's composite operators; ranks compare these numbers.
+/// Ranks compare other plain numbers.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
@@ -178,8 +177,8 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// Throws Error for plain tensors that no scope declares replicated. Scopes do not apply in hooks
-/// and functions that the program adds to a backward. There, the ranks compare the plain tensors.
+/// Throws Error for plain tensors outside of a ReplicationScope. In backward hooks and functions of
+/// the program, where scopes do not apply, ranks compare the plain tensors instead.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);
@@ -241,8 +240,7 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
   }
 }
 
-// All ranks have the same call plan and scopes, so all ranks throw before data is moved. Plain
-// numbers are compared at each call and not cached: if only some ranks had cached a comparison, the
+// Comparisons of plain numbers are not cached: if only some ranks had cached a comparison, the
 // other ranks would wait forever.
 void check_policy(const PlannedCall& call) {
   check_gradients(call);

@@ -36,10 +36,9 @@ inline constexpr const char* kDrawsInOrder =
     "numbers of a run on one rank; draw before forward, or draw uniform, normal, exponential or "
     "Bernoulli numbers, which depend only on the element";
 
-/// While a RandomSourceScope exists, a tensor that this thread fills counts as computed from
-/// `source`. Composed operators, such as dropout, need the scope, because such an operator fills a
-/// new tensor that autograd does not connect to the operator's input. Without the scope, the batch
-/// rows of the new tensor would be unknown.
+/// While a RandomSourceScope exists, tensors that this thread fills count as computed from
+/// `source`. Composed operators such as dropout fill new tensors, whose batch rows would otherwise
+/// be unknown.
 class RandomSourceScope : NoCopy {
  public:
   explicit RandomSourceScope(at::Tensor source);
@@ -53,9 +52,8 @@ const at::Tensor& random_source();
 /// Takes the random key of this rank's next random operator. All ranks must take equally many keys.
 RandomKey next_random_key();
 
-/// A scope for random operators on gathered tensors (CallPlan::seeded): all ranks run the whole
-/// operator and must draw the same numbers, so the random key seeds the default generator of
-/// `device`. Ranks that are threads of one process enter such scopes one after another.
+/// Seeds the default generator of `device` from a random key, so that all ranks draw the same
+/// numbers for a gathered tensor. Ranks that are threads enter such scopes in turn.
 class SeededGenerator : NoCopy {
  public:
   SeededGenerator(c10::Device device, RandomKey key);

@@ -102,9 +102,8 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
 
 namespace {
 
-/// Protects the default generators of the process. Ranks that are threads share these generators. A
-/// rank locks the mutex for a single operator on local tensors, so no rank waits for another rank's
-/// collective.
+/// Protects the process's default generators, which ranks share if ranks are threads. The lock
+/// covers only local operators, so no rank waits for a collective.
 std::mutex& turns() {
   static std::mutex mutex;
   return mutex;
@@ -139,8 +138,8 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
     : turn_(turns()),
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
-  // Other threads of libtorch may draw from the generator, so the generator's mutex is locked. A
-  // generator has only one seed: a combination of the seed and the stream of `key`.
+  // Other threads of libtorch may draw from the generator, so its mutex is locked. A generator
+  // takes one seed: a combination of seed and stream.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }
@@ -150,9 +149,8 @@ SeededGenerator::~SeededGenerator() {
   generator_.set_state(outer_);
 }
 
-// Functions that find the global elements for which this rank draws random numbers. Along dimension
-// 0, the batch, BatchRows determines this rank's rows; along other dimensions, the tensor's layout
-// determines this rank's shard. A plain tensor is equal on all ranks, except along the batch.
+// Finds the global elements for which this rank draws random numbers. BatchRows determines this
+// rank's rows of the batch. The tensor's layout determines this rank's shard of other dimensions.
 
 namespace {
 
@@ -242,8 +240,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
   return values;
 }
 
-/// Whether a tensor of `sizes` has one row for each row of the forward's input. The first dimension
-/// of such a tensor is the input's first dimension, or a product of the input's first dimensions.
+/// Whether dimension 0 of `sizes` is the batch: the size of the input's first dimension, or a
+/// product of the input's first sizes.
 bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
   const std::int64_t rows = sizes_->front();
   const auto refuse = [&](const char* why) {
@@ -257,8 +255,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
   }
-  // A first dimension of size 1 can be one row of the batch, or no batch dimension. All ranks throw
-  // here: if only some ranks threw, the other ranks would wait in a collective.
+  // A first dimension of size 1 can be one row of the batch, or no batch dimension. All ranks
+  // throw; otherwise some ranks would wait in a collective.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has only 1 row, which does not show whether the first dimension is the batch");
@@ -426,9 +424,8 @@ bool holds(c10::ScalarType type, double value) {
   });
 }
 
-// The RandomFill functions of the random operators of at::. Kernels draw uniform, normal and
-// Bernoulli numbers, bit-equal on CPU and CUDA. For other distributions, libtorch computes the
-// numbers from uniform numbers.
+// RandomFill functions of the random operators of at::. The kernels' uniform, normal and Bernoulli
+// numbers are bit-equal on CPU and CUDA. libtorch derives other distributions from uniform numbers.
 
 void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();

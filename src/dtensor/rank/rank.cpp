@@ -17,9 +17,8 @@
 
 namespace tessera::detail {
 
-// Finds the rank for which a thread works. libtorch stores in each autograd node the id of the
-// thread that made the node, so an autograd thread finds its rank by the autograd node that runs on
-// the thread.
+// Finds the rank for which a thread works. libtorch stores the creating thread's id in each
+// autograd node, so an autograd thread finds its rank by the running node.
 
 namespace {
 
@@ -93,9 +92,9 @@ void call_at_end_of_backward(std::function<void()> callback) {
   });
 }
 
-// Asynchronous redistributions (RedistributeOptions::async). TransferQueue is needed for process
-// groups whose wait() blocks the thread: two ranks that wait for collectives in different orders
-// would deadlock. With NCCL, wait() does not block the thread, and the queue is empty.
+// Asynchronous redistributions (RedistributeOptions::async). Process groups whose wait() blocks
+// need the TransferQueue: ranks that wait in different orders would deadlock. With NCCL, the queue
+// is empty.
 
 std::uint64_t TransferQueue::next_number() {
   const std::lock_guard lock(mutex_);
@@ -178,9 +177,9 @@ Transfer::~Transfer() {
 }
 
 const at::Tensor& Transfer::finish() {
-  // A second thread that calls finish() waits here for the result. complete() finishes older
-  // transfers while `mutex_` is locked. Every thread locks a newer transfer before an older
-  // transfer, so no deadlock is possible.
+  // A second thread that calls finish() waits here. complete() finishes older transfers while
+  // `mutex_` is locked. All threads lock newer transfers before older transfers, so no deadlock is
+  // possible.
   const std::lock_guard lock(mutex_);
   if (started_.rest != nullptr) {
     complete();
@@ -237,8 +236,7 @@ std::int64_t implicit_redistributions() {
 }
 
 // OperatorModeScope and MetaDevice include kDistributedKey on a thread, so that operators on plain
-// tensors also reach the fallback. Outside of these scopes plain calls never reach the fallback and
-// have no overhead.
+// tensors reach the fallback. Other plain calls have no overhead.
 
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}

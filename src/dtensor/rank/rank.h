@@ -22,10 +22,8 @@
 
 namespace tessera::detail {
 
-/// While a BelowAutograd exists, operators on local tensors go directly to their backend: without
-/// autograd, view tracking, kDistributedKey and kRandomKey. Operators on local tensors inside a
-/// call need this scope, because autograd has already recorded the call, and a plain argument may
-/// require grad.
+/// While a BelowAutograd exists, operators on local tensors go directly to their backend. Calls
+/// need this scope, because autograd has already recorded the call.
 class BelowAutograd {
  public:
   BelowAutograd()
@@ -56,9 +54,8 @@ at::Tensor finish(const Started& started);
 
 class Transfer;
 
-/// A rank's unfinished transfers, oldest first. The tensor that needs a transfer's result owns the
-/// transfer; the queue has weak references. Thread safe, because an autograd thread can finish a
-/// transfer that the forward has started.
+/// A rank's unfinished transfers, oldest first. The queue has weak references; the waiting tensor
+/// owns the transfer. Thread safe, because autograd threads finish transfers of the forward.
 class TransferQueue {
  public:
   std::uint64_t next_number();
@@ -86,8 +83,7 @@ class TransferQueue {
 struct TESSERA_API RankState;
 
 /// An asynchronous collective, for whose result any thread can wait. If wait() blocks the host, a
-/// rank finishes its transfers in the order in which the transfers were started. Otherwise ranks
-/// could wait in different orders and deadlock.
+/// rank finishes its transfers in starting order: different orders could deadlock.
 class Transfer : NoCopy {
  public:
   /// Starts a transfer. With a `group`, adds the transfer to this rank's queue. `group` is nullptr
@@ -129,8 +125,8 @@ namespace tessera::detail {
 /// The state of a rank that lasts between operator calls. The rank's own thread and the autograd
 /// threads that run its backward share this state.
 struct RankState {
-  /// Returns the state of the rank for which this thread works. In a backward, this is the rank of
-  /// the thread that made the running autograd node, in forward or in a backward with create_graph.
+  /// Returns the state of this thread's rank. In a backward, the rank is that of the thread that
+  /// made the running autograd node.
   static std::shared_ptr<RankState> here();
   RankState();
 

@@ -35,16 +35,14 @@
 
 namespace tessera::detail {
 
-// Index arithmetic of redistribution steps. A Digit is a factor of a tensor dimension's size: for
-// example, a dimension of 6 elements, viewed as (2, 3), has the Digits 2 and 3, and different mesh
-// dimensions can split each Digit (see Layout). A step views the local tensor as (before, digit,
-// after), or with two Digits for an all-to-all. The functions compute the sizes of this view, and
-// which positions of a Digit each rank has before and after the step.
+// Index arithmetic of redistribution steps. A step views the local tensor as (before, digit,
+// after), or with two Digits for an all-to-all. A Digit is a factor of a tensor dimension's size
+// (see Layout).
 
 namespace {
 
-/// Returns how many of `extent` positions this rank has after the mesh dimensions have split them
-/// in turn: each mesh dimension splits the chunk that the previous mesh dimension made.
+/// Returns how many of `extent` positions this rank has. Each mesh dimension splits the chunk of
+/// the previous mesh dimension.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -95,15 +93,14 @@ struct StepDigit {
 };
 
 /// Returns the products of the sizes around the Digits (factors of dimension sizes) of a step:
-/// (before, after) for one Digit, (before, between, after) for two. `digits` must be sorted.
+/// (before, after) or (before, between, after). `digits` must be sorted.
 std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, LayoutPtr layout,
                                          c10::IntArrayRef sizes, const DeviceMesh& mesh) {
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // An all-to-all gathers a Digit (factor of a dimension's size) of the old layout and splits a
-    // Digit of the new layout. The local sizes of a tensor dimension with such a Digit are taken
-    // from the layout to which the Digit belongs.
+    // An all-to-all gathers a Digit of the old layout and splits a Digit of the new layout. The
+    // Digit's own layout gives the local sizes of its tensor dimension.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
@@ -146,8 +143,8 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   return chunks;
 }
 
-/// Whether every non-empty chunk i has the offset i * (size of the first chunk). A buffer of chunks
-/// that are padded to the size of the first chunk then has the elements in tensor order.
+/// Whether every non-empty chunk i has the offset i * (size of the first chunk). Then a buffer of
+/// equally padded chunks is in tensor order.
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
@@ -166,10 +163,8 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
   return static_cast<std::size_t>(rank);
 }
 
-// Runs the steps of a redistribution plan on this rank. A collective needs a flat buffer in which
-// the chunks of all ranks are equally long and follow one another. In a tensor, the chunks of a
-// dimension are strided, and the last chunk may be shorter, so most of this code reorders and pads
-// chunks. Chunks that are already in order are not copied.
+// Runs the steps of a redistribution plan on this rank. A collective needs equally long chunks one
+// after another in a flat buffer, so most of this code reorders and pads chunks.
 
 /// Returns `tensor` flattened to 1-D, contiguous, and without lazy conjugation or negation.
 at::Tensor flat(const at::Tensor& tensor) {
@@ -255,8 +250,8 @@ at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const Chunked
   return result;
 }
 
-/// An all-to-all on this rank, which gathers one Digit (factor of a tensor dimension's size) and
-/// splits another Digit. The local tensor is viewed as (before, Digit, between, Digit, after).
+/// An all-to-all on this rank: gathers one Digit (factor of a tensor dimension's size) and splits
+/// another. The local tensor is viewed as (before, Digit, between, Digit, after).
 class AllToAll {
  public:
   AllToAll(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
@@ -282,8 +277,8 @@ class AllToAll {
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// Copies the elements into one buffer, ordered by the rank that receives them. Copies nothing if
-  /// the split dimension is the outermost, because the elements are then already in this order.
+  /// Copies the elements into one buffer, ordered by receiving rank. Copies nothing if the split
+  /// dimension is the outermost.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -349,12 +344,9 @@ comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
                                     : mesh.group(step.mesh_dims);
 }
 
-// Functions that run one step of a redistribution on this rank's local tensor, below autograd.
-// `sizes`: the global sizes. A result is contiguous and has the right order of elements, but not
-// the right shape. Data is copied only if a collective needs another order or padding.
-// Started::rest owns the buffers, because the caller may free the tensor during the collective. If
-// the first chunk is empty, all chunks are empty, because torch.chunk makes the first chunk the
-// largest. All ranks then skip the collective.
+// Functions that run one redistribution step on a local tensor, below autograd. A result has the
+// right element order, but not the right shape. Started::rest owns the buffers until the collective
+// ends. If the first chunk is empty, all chunks are empty, and all ranks skip the collective.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
@@ -455,8 +447,8 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 
 namespace {
 
-/// The maximum number of plans in the cache; a full cache is emptied. A plan is made for certain
-/// sizes, so without a limit a program with changing sizes would fill the memory.
+/// The maximum number of cached plans; a full cache is emptied. Without a limit, a program with
+/// changing sizes would fill the memory.
 constexpr std::size_t kCachedPlans = 2048;
 
 /// The cache key of a redistribution plan. The key owns the interned spec and layout, so their
@@ -586,8 +578,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
   BelowAutograd guard;
   const auto& step = steps[last - 1];
   local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
-  // With NCCL, the device keeps collectives in order. For other process groups, the transfer is
-  // added to the rank's queue of transfers, also for GPU tensors that are sent through CPU memory.
+  // With NCCL, the device keeps collectives in order. Other process groups need the rank's queue of
+  // transfers, also for GPU tensors that are sent through CPU memory.
   comm::Communicator* group = &group_of(step, mesh);
   if (group->keeps_order_on_device()) {
     group = nullptr;
@@ -631,15 +623,14 @@ at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec
 }
 
 // DeferredSums sums many small Partial gradients of tensor parallelism in one all-reduce. FSDP
-// calls add() for such gradients when it reduces a parameter group (fsdp/collectives.cpp). All FSDP
-// units of a model share one DeferredSums object in their context.
+// calls add() while it reduces a parameter group. All FSDP units of a model share one DeferredSums.
 
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf) {
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Only sums can be combined in one all-reduce. With Replicate in place of Partial, the gradient
-  // must have the leaf's layout. Equal layouts are one object, so == compares addresses.
+  // Only sums can share an all-reduce, and the summed gradient must have the leaf's layout. Equal
+  // layouts are one object, so == compares addresses.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
   return only_sum ? &from.mesh.group(partial[0].mesh_dim) : nullptr;

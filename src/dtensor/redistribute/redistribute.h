@@ -20,9 +20,9 @@ using RedistributionPlanPtr = std::shared_ptr<const RedistributionPlan>;
 RedistributionPlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
 void clear_plans();
 
-/// Runs a redistribution plan on `local`, this rank's local tensor of a tensor with global `sizes`.
-/// Collective over the process groups of the plan's steps. The result may share memory with
-/// `local`. With a meta tensor no data is moved. Runs below autograd, so no gradient is recorded.
+/// Runs a redistribution plan on `local`, the shard of a tensor with global `sizes`. Collective
+/// over the process groups of the steps. The result may share memory with `local`. Records no
+/// gradient.
 at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes);
 
@@ -33,9 +33,9 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
 
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 
-/// Scatters `tensor` of the rank with index `source` in the mesh, and returns this rank's shard for
-/// `target`. On other ranks, only the sizes and the dtype of `tensor` are used. Collective: a
-/// broadcast of the whole tensor. Runs below autograd.
+/// Scatters `tensor` of the rank with index `source` in the mesh. Returns this rank's shard for
+/// `target`. Other ranks need only the sizes and dtype of `tensor`. Collective: a broadcast of the
+/// whole tensor. Records no gradient.
 at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target);
 
 }  // namespace tessera::detail

@@ -28,9 +28,8 @@
 
 namespace tessera::detail {
 
-// The TensorImpl of a distributed tensor. libtorch answers most queries from fields of TensorImpl,
-// so the constructor copies sizes and strides from the TensorSpec. The constructor runs for each
-// result of an operator and must be fast.
+// libtorch answers most queries from fields of TensorImpl, so the constructor copies sizes and
+// strides from the TensorSpec. Each result of an operator runs the constructor.
 
 namespace {
 
@@ -130,8 +129,8 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// Returns false, and sets the message of the error that a later access to the tensor's storage
-// throws. Formatting the message in the constructor would slow down the creation of every tensor.
+// Returns false, and sets the message of the error for a later access to the storage. Setting the
+// message in the constructor would slow down every tensor's creation.
 bool DistributedTensorImpl::has_storage() const {
   // const_cast, because has_storage() is const in the base class. Setting the error message does
   // not change the elements of the tensor.
@@ -165,9 +164,8 @@ at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpec
       std::move(transfer), at::empty({0}, like.options()), std::move(spec)));
 }
 
-// DetachedView: a view whose base had to be gathered, so that the view has its own copy of the
-// base's elements. Reading the view throws if the base was written. arguments_and_results.cpp makes
-// detached views; views/views.cpp applies each write of a view to the base, too.
+// DetachedView: a view with its own copy of the elements of a gathered base. Reading the view
+// throws if the base was written. views/views.cpp repeats writes of the view on the base.
 
 namespace {
 
@@ -184,8 +182,8 @@ bool DetachedView::is_stale() const {
   if (!seen->version) {
     return false;
   }
-  // note_write() records the base's version. If the view and the base share a version counter, the
-  // write to the view then increments the counter, so the recorded version plus 1 is valid.
+  // note_write() records the base's version. A later increment by the write itself is valid,
+  // because the view and the base can share a version counter.
   const auto now = version_of(base);
   return now != seen->version && !(seen->written && now == *seen->version + 1);
 }
@@ -260,8 +258,8 @@ std::string parameter_name(const at::Tensor& tensor) {
   return tensor.name().empty() && tensor.is_view() ? tensor._base().name() : tensor.name();
 }
 
-// The table of interned specs, and functions for strides and sizes. A new spec costs a hash and a
-// lock; afterwards specs are compared by address, above all in cache keys.
+// The table of interned specs, and functions for strides and sizes. Interned specs are compared by
+// address, above all in cache keys.
 
 namespace {
 
@@ -393,7 +391,7 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
 }
 
 // Whether strides have the same order on all ranks. A dimension of local size 0 or 1 can have any
-// stride, so along each sharded dimension, all shards must have equal sizes or sizes of at least 2.
+// stride, so all shards need equal sizes or sizes of at least 2.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);

@@ -20,8 +20,8 @@
 
 namespace tessera::detail {
 
-/// A view that has its own copy of the base's elements, because the base had to be redistributed.
-/// Such a view can be read until the base is written. Writes to the view are repeated on the base.
+/// A view with its own copy of the elements, because the base had to be redistributed. Writes to
+/// the view are repeated on the base. After a write to the base, reading the view throws.
 struct DetachedView {
   /// The call of the view operator, to be repeated on the base after redistribution to `layout`.
   struct Replay {
@@ -34,14 +34,14 @@ struct DetachedView {
     std::optional<std::vector<std::int64_t>> strides;
   };
 
-  /// The version of the base when a view was made or last written. All results of one split() share
-  /// a Seen: the results do not overlap, so a write to one result leaves the other results valid.
+  /// The version of the base when a view was made or last written. The results of a split() share a
+  /// Seen: the results do not overlap, so a write to one leaves the others valid.
   struct Seen {
     /// The version counter of the base; nullopt if the base is an inference tensor, which has no
     /// version counter and must not be written.
     std::optional<std::uint32_t> version;
-    /// Whether a view was written. A write to a view can increment the base's version counter, so
-    /// the views are also valid if the base's version is `version` + 1.
+    /// Whether a view was written. The write can increment the base's version counter, so `version`
+    /// + 1 is then valid, too.
     bool written = false;
   };
 
@@ -63,14 +63,11 @@ class DistributedTensorImpl;
 /// Throws Error if `impl` is a detached view whose base was written. `what`: the operator's name.
 void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 
-/// The TensorImpl of a distributed tensor, which reports global sizes and strides, has no storage,
-/// and contains the local tensor. The dispatch key of the TensorImpl, kDistributedKey, is below
-/// autograd and above the backends: autograd sees one ordinary tensor, and the fallback kernel of
-/// kDistributedKey (dispatch/fallback.cpp) gets every operator.
-///
-/// The local tensor has no autograd state. The local tensor shares its version counter with this
-/// TensorImpl, so that autograd detects a write to one of the two tensors if the other tensor was
-/// saved.
+/// The TensorImpl of a distributed tensor: global sizes and strides, a local tensor, and no
+/// storage. Its dispatch key kDistributedKey is below autograd, so autograd sees one ordinary
+/// tensor.
+/// The local tensor has no autograd state, but shares the version counter, so that autograd detects
+/// a write to either tensor.
 class DistributedTensorImpl final : public TensorWrapper {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);

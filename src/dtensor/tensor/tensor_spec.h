@@ -39,13 +39,12 @@ TensorSpecPtr intern_spec(TensorSpec spec);
 /// not in the mesh.
 std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes);
 
-/// Returns strides of a dense tensor of `sizes` whose dimensions have the memory order of a tensor
-/// with strides `like`. Where `like` has a stride of 0, the result has a stride of 0.
+/// Returns the strides of a dense tensor of `sizes`, in the dimension order of the strides `like`.
+/// A stride of 0 in `like` stays 0.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
-/// Whether the strides of local tensors give the same order of dimensions on all ranks. Kernels may
-/// choose any stride for a dimension of size 0 or 1, so ranks with small shards can get another
-/// order than ranks with large shards.
+/// Whether the strides of local tensors give the same dimension order on all ranks. A dimension of
+/// local size 0 or 1 can have any stride.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
@@ -61,7 +60,7 @@ std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRe
 LayoutPtr gradient_layout(LayoutPtr layout);
 
 /// Whether the dtype `type` supports the reduction `op`. bool has no sum and no average, integers
-/// have no average. Complex numbers have only sum and average (of real and imaginary parts).
+/// have no average, and complex numbers have only these two.
 bool is_reducible(c10::ScalarType type, ReduceOp op);
 
 /// Throws Error unless the dtype `type` supports all reductions of `layout`. `asked`: name of the

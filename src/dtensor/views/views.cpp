@@ -14,9 +14,9 @@
 
 namespace tessera::detail {
 
-// Strides and storage offsets. A TensorSpec has global strides. The local tensor has other strides,
-// which change with each redistribution. Operators that read memory by stride (views, as_strided,
-// expanded tensors) need local strides that correspond to the global strides.
+// Strides and storage offsets. A TensorSpec has global strides, and the local tensor has other
+// strides. Operators that read memory by stride, such as as_strided, need corresponding local
+// strides.
 
 namespace {
 
@@ -83,9 +83,8 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
   narrow_stride_zero(to, to.strides()).copy_(narrow_stride_zero(value, to.strides()));
 }
 
-// Writes to detached views (DetachedView). A view that splits or joins a sharded dimension needs a
-// gathered base and has its own copy of the base's elements. After a write to the view,
-// write_through() repeats the write on the base.
+// Writes to detached views (DetachedView), which have their own copy of the base's elements.
+// write_through() repeats a write to the view on the base.
 
 namespace {
 

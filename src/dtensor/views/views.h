@@ -19,14 +19,13 @@ namespace tessera::detail {
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
 /// Returns the global strides of each result of a view operator, or nullopt if the operator has no
-/// meta kernel. Runs the operator on meta tensors, because local strides are ambiguous for
-/// dimensions of local size 1. An exception of the meta run is thrown on all ranks alike.
+/// meta kernel. Runs the operator on meta tensors; their exceptions are thrown on all ranks.
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
 /// Returns `local`, or a contiguous copy if `local` cannot be viewed with `sizes`. Used for
-/// _unsafe_view of a kernel's result. If a local dimension has size 1, the strides of the local
-/// result and of the global result can have different orders.
+/// _unsafe_view. With a dimension of local size 1, the local stride order can differ from the
+/// global order.
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes);
 
 // Functions for expanded tensors: along a dimension of stride 0, all positions share one element.

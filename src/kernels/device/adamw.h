@@ -1,6 +1,5 @@
-// AdamW for single elements. The learning rate, the gradient factor and the step are read from
-// memory of the tensors' device. Multiplications and additions are not fused, so that a CPU and a
-// GPU give the same bits.
+// AdamW for single elements. Learning rate, gradient factor and step are in device memory.
+// Multiplications and additions are not fused, so that CPU and GPU give the same bits.
 #pragma once
 
 #include "device/lists.h"
@@ -75,8 +74,8 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   f.rate = static_cast<float>(lr / (1.0 - power(call.beta1, step)));
   f.root = static_cast<float>(1.0 / std::sqrt(1.0 - power(call.beta2, step)));
   f.eps = static_cast<float>(call.eps);
-  // Each parameter and each step has its own stream of random numbers. Each step adds the 64-bit
-  // golden-ratio constant to the stream's number, so that the streams of two steps are far apart.
+  // Each parameter and each step has its own random stream. Adding the 64-bit golden-ratio constant
+  // at each step keeps the streams far apart.
   f.key = {call.seed, piece.stream + static_cast<std::uint64_t>(step) * 0x9E3779B97F4A7C15ULL};
   return f;
 }
@@ -138,8 +137,8 @@ TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gr
   }
 }
 
-/// Updates elements [begin, end) of a piece as vectors of N elements. This thread updates the
-/// vectors first, first + step, first + 2 step, ... M is the type of the moments.
+/// Updates elements [begin, end) of a piece in vectors of N. This thread updates the vectors first,
+/// first + step, ... M is the type of the moments.
 template <class M, int N>
 TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors& f,
                                         std::int64_t begin, std::int64_t end, std::int64_t first,
@@ -161,8 +160,8 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
   }
 }
 
-/// Updates the vectors first, first + step, first + 2 step, ... of a chunk of `p`. A vector does
-/// not cross the end of a row, because consecutive rows are not adjacent in the global tensor.
+/// Updates the vectors first, first + step, ... of a chunk of `p`. No vector crosses the end of a
+/// row, because consecutive rows are not adjacent in the global tensor.
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
                                      std::int64_t first, std::int64_t step) {

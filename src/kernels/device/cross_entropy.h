@@ -1,5 +1,5 @@
-// Cross entropy of rows of logits, and the gradient of the logits. The vocabulary is whole or split
-// between ranks. A team of threads processes a row; in the tests a team is a single thread.
+// Cross entropy and gradient of rows of logits, with a whole vocabulary or a vocabulary split
+// between ranks. A team of threads processes a row; tests use single-threaded teams.
 #pragma once
 
 #include <algorithm>
@@ -34,10 +34,9 @@ struct Logits {
   }
 };
 
-/// The steps of the cross-entropy forward. With a whole vocabulary, the single step kWhole computes
-/// the losses. With a split vocabulary, kTerms computes this rank's maximum and terms, kRelative
-/// makes the terms relative to the maximum over all ranks, and kLosses computes the losses from the
-/// terms that were summed over all ranks.
+/// The steps of the cross-entropy forward. kWhole: the losses with a whole vocabulary. With a split
+/// vocabulary, kTerms: this rank's maximum and terms; kRelative: terms relative to the maximum over
+/// all ranks; kLosses: losses from the terms summed over all ranks.
 enum class CrossEntropyStep : std::uint8_t { kWhole, kTerms, kRelative, kLosses };
 
 struct CrossEntropy {
@@ -46,9 +45,9 @@ struct CrossEntropy {
   float* maximum = nullptr;  ///< (rows): each row's maximum over this rank's columns
   /// (rows): a copy of `maximum`, which an all-reduce replaces by the maximum over all ranks.
   float* all_maximum = nullptr;
-  /// The terms of each row, (2 or 3, rows): the sum of exp(x - m), the target's logit and, for
-  /// label smoothing, the sum of x - m. Here m is reference(maximum) with this rank's maximum;
-  /// after kRelative, m is the maximum over all ranks.
+  /// The terms of each row, (2 or 3, rows): sum of exp(x - m), target's logit and, for label
+  /// smoothing, sum of x - m. m is this rank's maximum; after kRelative, m is the maximum over all
+  /// ranks.
   float* terms = nullptr;
   float* losses = nullptr;        ///< (rows): cross-entropy loss of each row
   double* log_sum_exp = nullptr;  ///< (rows): the log-sum-exp of each row
@@ -66,7 +65,7 @@ struct CrossEntropyBackward {
 constexpr int kCrossEntropyThreads = 512;  // number of threads of a block, for one row of logits
 
 /// Returns exp(x), with an error of at most |x| + 2 ulp on a GPU. Callers pass no x far above 0, so
-/// the error is large only if exp(x) is small compared to a sum of exponentials.
+/// large errors affect only small terms of sums.
 TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 #ifdef __CUDA_ARCH__
   return __expf(x);
@@ -89,8 +88,8 @@ TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
   return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
 }
 
-/// Returns the address of a row of logits. The data of a tensor without columns are at nullptr. On
-/// a CPU, adding an offset to nullptr is undefined. A GPU has no check, which would cost registers.
+/// Returns the address of a row of logits. A tensor without columns is at nullptr, to which a CPU
+/// must not add an offset. On a GPU, the check would cost registers.
 template <class T>
 TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
 #ifndef __CUDA_ARCH__
@@ -102,8 +101,7 @@ TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
 }
 
 /// Calls body.operator()<N>(i) for each vector of N logits that is aligned to 16 bytes, and
-/// body.operator()<1>(i) for each logit before the first and after the last aligned vector. With N
-/// = 1 the alignment does not matter.
+/// body.operator()<1>(i) for each logit before and after these vectors.
 template <class T, int N, class Team, class Body>
 TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const Team& team,
                                          Body&& body) {
@@ -173,9 +171,8 @@ TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team&
   return all;
 }
 
-/// Writes the cross-entropy loss of a row of logits. `sum` (of exponentials), `target` (the
-/// target's logit) and `total` (of logits) are relative to `maximum`, and include the columns of
-/// all ranks.
+/// Writes the loss of a row of logits. `sum` (of exponentials), `target` (the target's logit) and
+/// `total` (of logits) include all ranks and are relative to `maximum`.
 TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t row, float maximum,
                                            float sum, float target, float total) {
   const Logits& in = p.logits;
@@ -256,10 +253,9 @@ TESSERA_HOST_DEVICE inline RowScales scales_of_row(const CrossEntropyBackward& p
           factor * in.label_smoothing / static_cast<float>(in.vocabulary)};
 }
 
-/// Writes the gradient of a row of logits: g * ((1 + 2 z lse) softmax - (1 - e) target - e / V),
-/// where g is of_row (the gradient of the row's loss), z is z_loss, e is label_smoothing and V is
-/// vocabulary. Ignored rows are not read. A thread reads a vector of logits before it writes the
-/// gradient, because logits and gradient may share memory.
+/// Writes the gradient of a row of logits: g * ((1 + 2 z lse) softmax - (1 - e) target - e / V)
+/// with g of_row, z z_loss, e label_smoothing and V vocabulary. Logits and gradient may share
+/// memory.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& p, std::int64_t row,
                                                     const Team& team) {

@@ -1,5 +1,5 @@
-// Look-up of rows in an embedding table, or in a rank's shard of the table; the table's gradient;
-// and a check of the indices by the device, so that the CPU need not wait for the device.
+// Look-up of rows in an embedding table or a rank's shard of the table, the gradient, and a check
+// of indices on the device without waiting for the device.
 #pragma once
 
 #include <algorithm>
@@ -22,10 +22,8 @@ struct Embedding {
 };
 
 /// Arguments of the embedding gradient kernels. The sorted indices are divided into tiles of
-/// kTileSlots indices. For each tile, the gradients of equal indices are added in the order of
-/// `positions`. If equal indices are in several tiles, the sum of each tile is written to
-/// `partial`, and a second launch adds these sums. So no thread block has to add all gradients of a
-/// frequent index, and every run gives the same bits.
+/// kTileSlots. The gradients of equal indices are added in the order of `positions`: first for each
+/// tile, then in a second launch over tiles. So every run gives the same bits.
 struct EmbeddingBackward {
   const void* grad = nullptr;             ///< (count, size): gradient of the looked-up rows
   const std::int64_t* indices = nullptr;  ///< the indices in sorted order
@@ -36,15 +34,15 @@ struct EmbeddingBackward {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   void* weight_grad = nullptr;  ///< (rows, size): gradient of the table; zeros before the launch
-  /// (tiles, 2, size): for each tile, the partial sum of a run of equal indices that began before
-  /// the tile, and the partial sum of a run that begins in the tile and ends in a later tile.
+  /// (tiles, 2, size): for each tile, the partial sums of two runs of equal indices: the run that
+  /// began before the tile, and the run that continues after the tile.
   float* partial = nullptr;
 
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
     return slot > 0 && slot < count && indices[slot] == indices[slot - 1];
   }
   /// Returns the table row of the sorted index at position `slot`, relative to the shard's first
-  /// row. A result outside of [0, rows) means that another rank has the row.
+  /// row. Results outside of [0, rows) belong to another rank.
   TESSERA_HOST_DEVICE std::int64_t row(std::int64_t slot) const {
     return indices[slot] - first_row;
   }
@@ -70,8 +68,8 @@ inline std::int64_t embedding_tiles(std::int64_t count) {
   return (count + kTileSlots - 1) / kTileSlots;
 }
 
-/// Copies a row of the embedding table, or writes zeros if another rank has the row. This thread
-/// copies the vectors first, first + step, first + 2 step, ... of the row.
+/// Copies the vectors first, first + step, ... of an embedding row, or writes zeros if another rank
+/// has the row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_row(const Embedding& p, std::int64_t position,
                                        std::int64_t first, std::int64_t step) {

@@ -1,6 +1,5 @@
-// Kernels that process many tensors in one launch. The tensors are split into chunks; a thread
-// block processes a chunk. One kernel copies tensors, with conversion of types, to the flat buffers
-// of collectives. Other kernels compute the 2-norm of many tensors together.
+// Kernels that process many tensors in one launch: copies with type conversion to flat buffers of
+// collectives, and 2-norms. A thread block processes one chunk of a tensor.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +9,8 @@
 
 namespace tessera::kernels {
 
-/// A list of at most `kMost` pieces (tensors, or parts of tensors). A kernel receives the list by
-/// value, in at most 4 KiB of arguments, so the arrays have a fixed size. Piece must have numel().
+/// At most `kMost` pieces (tensors, or parts of tensors). A kernel receives the list by value, in
+/// at most 4 KiB, so the arrays have fixed sizes. Piece must have numel().
 template <class Piece, int kMost, std::int64_t kNumel>
 struct Chunked {
   /// Number of elements in a chunk. The last chunk of a piece can be shorter.
@@ -115,9 +114,8 @@ TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::
   }
 }
 
-// Kernels of the 2-norm: one thread block sums the squares of each chunk, and one more block adds
-// these sums. Sums are computed in fp64, so that no square overflows, and in an order that depends
-// on sizes only.
+// Kernels of the 2-norm: a thread block sums the squares of each chunk, and one more block adds
+// these sums. Sums are fp64 against overflow; their order depends on sizes only.
 
 struct NormPiece {
   const void* data = nullptr;
@@ -131,14 +129,13 @@ struct SquareSums {
   double* sums = nullptr;  ///< one sum of squares for each chunk
 };
 
-/// Adds the chunks' sums of squares for three kinds of gradients, in this order: owned (this rank
-/// adds the gradient to the norm), plain tensors, and copies (another rank adds the gradient).
+/// Adds the chunks' sums of squares for owned gradients (this rank adds these to the norm), plain
+/// tensors, and copies (another rank adds these to the norm).
 struct SumKinds {
   const double* sums = nullptr;
   std::int64_t ends[3] = {};  ///< ends of the three ranges of `sums`
-  /// out[0]: the sum of squares of the owned gradients, which the caller all-reduces; NaN or
-  /// infinite if a plain tensor or a copy has a NaN or infinite value. out[1]: the sum of squares
-  /// of the plain tensors, which the caller does not all-reduce.
+  /// out[0]: the sum of squares of owned gradients, for an all-reduce; not finite if a plain tensor
+  /// or copy is not finite. out[1]: the sum of squares of plain tensors, without all-reduce.
   double* out = nullptr;
 };
 
@@ -197,8 +194,8 @@ TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   }
 }
 
-/// Computes the gradient norm and the clip factor. As in PyTorch, 1e-6 is added to the norm, a NaN
-/// norm gives the clip factor NaN, and an infinite norm gives 0.
+/// Computes the gradient norm and the clip factor. As in PyTorch, 1e-6 is added to the norm. A NaN
+/// norm gives the factor NaN; an infinite norm gives 0.
 TESSERA_HOST_DEVICE inline void clip_norm(const ClipNorm& call) {
   const double norm = std::sqrt(call.sums[0] + call.sums[1]);
   const double factor = call.max_norm / (norm + 1e-6);

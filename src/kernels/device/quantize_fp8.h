@@ -27,8 +27,8 @@ struct Fp8Scale {
   float scale, inverse;
 };
 
-/// Computes the scale of a row from the bits of the row's maximum. The largest fp8 value, 448, is
-/// 1.75 * 2^8, so adding 0x1FFFFF to the bits increases the exponent if the fraction is above 0.75.
+/// Computes a row's scale from the bits of the row's maximum. The largest fp8 value is 448 = 1.75 *
+/// 2^8, so a fraction above 0.75 must increase the exponent.
 TESSERA_HOST_DEVICE inline Fp8Scale fp8_scale(std::uint32_t maximum) {
   constexpr std::uint32_t kInfinity = 0x7F800000U, kNaN = 0x7FC00000U, kLeast = 127 - 100;
   const bool finite = maximum < kInfinity;
@@ -38,8 +38,8 @@ TESSERA_HOST_DEVICE inline Fp8Scale fp8_scale(std::uint32_t maximum) {
           std::bit_cast<float>(finite ? (254U - exponent) << 23U : kNaN)};
 }
 
-/// Returns two fp8 numbers in one integer: the bits of x in the low byte, the bits of y in the next
-/// byte. GPUs of compute capability 8.9 have an instruction that gives the same bits.
+/// Returns the fp8 bits of x in the low byte, and of y in the next byte. GPUs of compute capability
+/// 8.9 have an equivalent instruction.
 TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);

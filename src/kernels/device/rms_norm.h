@@ -1,5 +1,5 @@
-// RMSNorm of a row, or of the sum of two rows, and the gradients of RMSNorm. A team of threads
-// processes a row; in the tests a team is a single thread.
+// RMSNorm of a row, or of the sum of two rows, and the gradients. A team of threads processes a
+// row; tests use single-threaded teams.
 #pragma once
 
 #include <algorithm>
@@ -38,17 +38,15 @@ constexpr int kRmsNormThreads = 256;  // number of threads in a block of the RMS
 // Backward reads two tensors for each row. With fewer threads per block than in forward, more rows
 // are processed at the same time.
 constexpr int kRmsNormBackwardThreads = 128;
-// A warp processes a row of up to `kShortRow` elements, a block processes a longer row. The limit
-// of backward is lower, because the shared memory of a block must hold one sum of the weight's
-// gradient for each warp.
+// A warp processes a row of up to `kShortRow` elements, a block a longer row. Backward has a lower
+// limit, because shared memory must hold a weight gradient for each warp.
 constexpr std::int64_t kShortRow = 2048;
 constexpr std::int64_t kShortBackwardRow = 512;
 constexpr int kBackwardVectors = 2;  // number of vectors that a thread of backward loads at once
 
-/// Returns the number of blocks of the RMSNorm backward. Each block sums the weight's gradient over
-/// its rows. The number of blocks depends only on the sizes, so that the result has the same bits
-/// on every GPU. There are at most eight blocks for each multiprocessor of an H100, so that all
-/// blocks run at the same time, and fewer if a block uses much shared memory.
+/// Returns the number of blocks of the RMSNorm backward. The number depends only on sizes, so that
+/// every GPU gives the same bits. All blocks fit on an H100 at the same time: at most eight per
+/// multiprocessor.
 inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   const std::int64_t rows_at_once = size <= kShortBackwardRow ? kRmsNormBackwardThreads / 32 : 1;
   const std::int64_t most =
@@ -65,8 +63,8 @@ TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_
   return rounded<T>(values);
 }
 
-/// Returns the sum of the squares of factor * v over a row v, computed by the threads of a team.
-/// Without a residual, v is x. With a residual, v is x + residual, which is written to `sum`.
+/// Returns the sum of (factor * v)^2 over a row v, computed by a team of threads. Without a
+/// residual, v is x. With a residual, v is x + residual and is written to `sum`.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, std::int64_t size,
                                          float factor, Team& team) {
@@ -97,9 +95,8 @@ TESSERA_HOST_DEVICE T* element(Void* rows, std::int64_t at) {
   return rows != nullptr ? static_cast<T*>(rows) + at : nullptr;
 }
 
-/// Returns 1 / sqrt(mean(v^2) + eps). v is the row of x that begins at element `at`. With a
-/// residual, v is the row of x + residual, which is also written to `sum`. A row is read twice only
-/// if its sum of squares overflows.
+/// Returns 1 / sqrt(mean(v^2) + eps) of the row v of x that begins at element `at`. With a
+/// residual, v is a row of x + residual and is also written to `sum`.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& team) {
   const T* x = element<const T>(p.x, at);
@@ -127,8 +124,8 @@ TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i, std::i
   return ones;
 }
 
-/// Normalises a row (RMSNorm), by one team of threads. T is the element type, W the type of the
-/// weight. A thread loads `kAtOnce` vectors of N elements at once.
+/// Normalises a row (RMSNorm) with one team of threads. T is the element type, W the weight's type.
+/// A thread loads `kAtOnce` vectors of N elements at once.
 template <class T, class W, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& team) {
   const std::int64_t at = row * p.size;
@@ -149,10 +146,9 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
       });
 }
 
-/// Computes RMSNorm's gradient of a row, by one team of threads: dx = rstd * (g - y * mean(g * y))
-/// with y = x * rstd and g = gradient * weight. Unless `sums` is nullptr, adds the row's term of
-/// the weight's gradient to `sums`, which has `size` elements. A thread adds to the same elements
-/// of `sums` for every row, and no other thread adds to these elements.
+/// Computes RMSNorm's gradient of a row: dx = rstd * (g - y * mean(g * y)) with y = x * rstd and g
+/// = gradient * weight. Adds the row's weight gradient to `sums` (if not nullptr). Each element of
+/// `sums` belongs to one thread.
 template <class T, class W, int N, class Team>
 TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::int64_t row,
                                                float* sums, Team& team) {

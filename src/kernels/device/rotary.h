@@ -28,7 +28,7 @@ struct RotaryHeads {
 constexpr int kMostRotaryParts = 2;
 
 /// Arguments of rotary embedding for queries, keys or both, at positions (batch, sequence). `cos`,
-/// `sin`: dense fp32 (sequence, 2 * half). For vectors of N elements N must divide `half`.
+/// `sin`: dense fp32 (sequence, 2 * half). The vector length N must divide `half`.
 struct Rotary {
   RotaryHeads parts[kMostRotaryParts] = {};  ///< queries and keys; unused if `heads` is 0
   std::int64_t batch = 0;
@@ -54,8 +54,8 @@ TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, floa
   return std::fma(a, b, product) + lost;
 }
 
-/// N elements of the cos and sin tables at one position, for the first half of a head (cos1, sin1)
-/// and for the second half (cos2, sin2). sin1 and sin2 include the signs of the rotation formula.
+/// N elements of the cos and sin tables at one position, for the first half of a head (1) and the
+/// second half (2). sin1 and sin2 include the rotation's signs.
 template <int N>
 struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;

@@ -36,8 +36,8 @@ constexpr std::int64_t kSharedBytes = 48 << 10;
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
   Team<kWidth, kRmsNormThreads> team;
-  // Number of vectors that a thread loads at once. A warp for each row uses a larger number than a
-  // block for each row, because a thread of a warp has more elements of the row.
+  // Number of vectors that a thread loads at once; higher for a warp for each row, because each
+  // thread then has more elements.
   constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;
   constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kWarp* kTermRows)
   }
 }
 
-/// Calls body.operator()<T, W, N, kWidth>(). kWidth is the number of threads that process a row: a
-/// warp for up to `short_row` elements, a block of `kBlock` threads for more elements.
+/// Calls body.operator()<T, W, N, kWidth>(), where kWidth is the number of threads for each row: a
+/// warp for up to `short_row` elements, otherwise a block of `kBlock`.
 template <int kBlock, class Body>
 void with_kernel(const RmsNorm& call, Element type, bool aligned, std::int64_t short_row,
                  Body&& body) {
@@ -211,9 +211,8 @@ std::int64_t most_heads(const Rotary& call) {
 /// Maximum number of heads that a thread rotates with the cos and sin elements in its registers.
 constexpr std::int64_t kHeadsOfThread = 8;
 
-/// Returns the block size of the rotary kernel: (vectors, heads, positions). A block processes as
-/// many positions as it has threads for, but at most 64, CUDA's limit for the third dimension of a
-/// block.
+/// Returns the block size of the rotary kernel: (vectors, heads, positions). CUDA limits the third
+/// dimension to 64.
 dim3 threads_of_positions(std::int64_t vectors, std::int64_t heads) {
   const std::int64_t x = std::min<std::int64_t>(vectors, kThreads);
   const std::int64_t y = std::min(divide_up(heads, kHeadsOfThread), kThreads / x);

@@ -6,8 +6,8 @@
 
 namespace tessera::kernels {
 
-/// Arguments of silu_mul for `rows` rows of `size` elements. A row of `gate` begins `gate_stride`
-/// elements after the previous row; `up_stride` is the same for `up`. The result is dense.
+/// Arguments of silu_mul for `rows` rows of `size` elements. `gate_stride`, `up_stride`: elements
+/// from one row's start to the next. The result is dense.
 struct SiluMul {
   const void* gate = nullptr;
   const void* up = nullptr;
@@ -60,8 +60,8 @@ TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::i
   }
 }
 
-/// Computes silu_mul's gradients of a row, with silu'(g) = s * (1 + g * (1 - s)) and s =
-/// sigmoid(g). Large factors are multiplied last, so that no intermediate product overflows.
+/// Computes silu_mul's gradients of a row: silu'(g) = s * (1 + g * (1 - s)), s = sigmoid(g). Large
+/// factors are multiplied last, against overflow.
 template <class T, int N>
 TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::int64_t row,
                                                std::int64_t first, std::int64_t step) {

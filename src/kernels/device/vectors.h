@@ -1,6 +1,5 @@
-// Building blocks of the GPU kernels, for rows of elements that are accessed in units of 16 bytes.
-// Kernel bodies are plain functions that take a thread's index as an argument, so that tests can
-// compile the functions for a CPU.
+// Building blocks of the GPU kernels, for rows that are accessed in units of 16 bytes. Kernel
+// bodies take a thread's index as an argument, so that tests can compile the bodies for a CPU.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -151,9 +150,8 @@ TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t ap
   }
 }
 
-/// Calls use(i, n, load(i, n)) for this thread's vectors of a row with `size` elements. A vector
-/// has N elements from index i on; the first n are in the row. A thread loads `kAtOnce` vectors
-/// before it uses the first vector, so that the latencies of the loads overlap.
+/// Calls use(i, n, load(i, n)) for this thread's vectors of a row: N elements from index i, of
+/// which n are in the row. Loads `kAtOnce` vectors at once to overlap latencies.
 template <int N, int kAtOnce, class Team, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors(std::int64_t size, const Team& team, const Load& load,
                                             const Use& use) {

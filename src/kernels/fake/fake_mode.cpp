@@ -27,10 +27,9 @@
 
 namespace tessera::kernels {
 
-// How a FakeMode runs operators without computing values. The schema of an operator determines what
-// the FakeMode does (FakeKind). This file has rules for the few operators whose meta kernel exists
-// only in Python and not in libtorch's C++ library. Memory plans, which are recorded with meta
-// tensors, use the same rules.
+// How a FakeMode runs operators without computing values: the operator's schema determines the
+// FakeKind. Operators without a meta kernel in libtorch's C++ library have rules here. Memory plans
+// use the same rules.
 
 namespace {
 
@@ -142,9 +141,9 @@ std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
           if_wanted(arguments[9], 2, input, {input.size(1)})};
 }
 
-/// Makes the results of native_group_norm. Arguments: input, weight, bias, batch, channels,
-/// elements, groups, ... A rule is needed, because newer libtorch versions compute the operator on
-/// the meta device by other operators, which have no meta kernel.
+/// Makes the results of native_group_norm (input, weight, bias, batch, channels, elements, groups,
+/// ...). Newer libtorch versions compute the operator on the meta device by operators without a
+/// meta kernel.
 std::vector<at::Tensor> group_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const Sizes groups{arguments[3].toInt(), arguments[6].toInt()};
@@ -196,9 +195,8 @@ std::vector<at::Tensor> scaled_product(Arguments arguments) {
   return {at::empty({self.size(0), arguments[1].toTensor().size(1)}, self.options().dtype(type))};
 }
 
-/// Makes the result of _grouped_mm. Arguments: rows, the groups' matrices (groups, in, out), and
-/// the end of each group. If the second matrix is 2-D, the groups divide the summed dimension of
-/// both matrices, and the result has one product for each group.
+/// Makes the result of _grouped_mm. Arguments: rows, matrices (groups, in, out), and the end of
+/// each group. With a 2-D second matrix, the groups divide the summed dimension instead.
 std::vector<at::Tensor> grouped_product(Arguments arguments) {
   const at::Tensor& first = arguments[0].toTensor();
   const at::Tensor& second = arguments[1].toTensor();
@@ -399,9 +397,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   }
 }
 
-// A FakeMode uses a dispatch key between autograd and the CPU's kernels. libtorch reserves the key
-// for other libraries, and only a FakeMode enables the key in a thread. Every operator call in a
-// FakeMode arrives at run(); the arguments are local tensors.
+// A FakeMode uses a dispatch key that libtorch reserves for other libraries, between autograd and
+// the CPU's kernels. In a FakeMode, every operator call on local tensors arrives at run().
 
 using tessera::detail::kFakeModeKey;
 
@@ -630,9 +627,8 @@ TORCH_LIBRARY_IMPL(_, TESSERA_FAKE_MODE_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
-/// Registers FakeMode's kernel for operators that have separate kernels on a CPU and on CUDA, but
-/// also a composite implementation. Otherwise libtorch would use the composite implementation in a
-/// FakeMode.
+/// FakeMode's kernel for operators with separate CPU and CUDA kernels and a composite
+/// implementation. Otherwise libtorch would use the composite implementation.
 TORCH_LIBRARY_IMPL(aten, TESSERA_FAKE_MODE_KEY, library) {
   for (const char* name : {"copy_", "convolution", "convolution_backward", "native_group_norm",
                            "native_layer_norm", "_grouped_mm"}) {

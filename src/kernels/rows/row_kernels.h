@@ -21,9 +21,9 @@ using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 /// Kernels for rows of elements of type T. Rows are dense unless stated otherwise.
 template <class T>
 struct RowKernels {
-  /// Computes RMSNorm of rows with `dim` elements, and writes 1 / rms of each row to `rstd`.
-  /// Without a weight (nullptr) all weights are 1. If residual and sum are not nullptr, normalises
-  /// x + residual, and writes x + residual to `sum`.
+  /// Computes RMSNorm of rows with `dim` elements, and writes 1 / rms to `rstd`. No weight
+  /// (nullptr) means 1. With residual and sum, normalises x + residual and writes x + residual to
+  /// `sum`.
   void (*rms_norm)(const T* x, const T* residual, const float* weight, T* sum, T* out, float* rstd,
                    std::int64_t rows, std::int64_t dim, float eps);
   /// Computes the gradients of RMSNorm. Adds the weight's gradient to `weight_grad`, which has
@@ -39,13 +39,12 @@ struct RowKernels {
   /// are x_stride elements apart in x, and dense in out.
   void (*rotary)(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
                  std::int64_t heads, std::int64_t half, bool transposed);
-  /// Computes the maximum m of n logits x (-inf if n is 0), and the sum of exp(x - m). If
-  /// `differences` is not nullptr, also computes the sum of x - m. If m is -inf, both sums use x
-  /// instead of x - m.
+  /// Computes the maximum m of n logits x (-inf if n is 0), and the sum of exp(x - m). Also sums x
+  /// - m unless `differences` is nullptr. If m is -inf, both sums use x instead of x - m.
   void (*sums_of_logits)(const T* x, std::int64_t n, float* maximum, float* exponentials,
                          float* differences);
-  /// Computes out = exp(x - high - low) * factor + added for a row of logits x. high + low is the
-  /// row's log-sum-exp. `out` and `x` may be the same memory.
+  /// Computes out = exp(x - high - low) * factor + added for a row of logits x with log-sum-exp
+  /// high + low. `out` and `x` may be the same memory.
   void (*softmax)(const T* x, T* out, std::int64_t n, float high, float low, float factor,
                   float added);
 };

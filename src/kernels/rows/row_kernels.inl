@@ -1,16 +1,14 @@
-// The row kernels for one instruction set. Defines tessera::kernels::TESSERA_ISA::kTable. Included
-// by files that are compiled with flags of that instruction set. Includes no header with inline
-// functions: the linker keeps only one copy of an inline function, and the copy could use
-// instructions that older machines lack.
+// The row kernels for one instruction set: defines tessera::kernels::TESSERA_ISA::kTable. Includes
+// no header with inline functions: the linker could keep a copy with instructions that older
+// machines lack.
 #include <cstdint>
 
 #include "rows/row_kernels.h"
 
 namespace tessera::kernels::TESSERA_ISA {
 
-// A vector of sixteen floats (vector extension of GCC and Clang). The compiler uses the vector
-// registers of TESSERA_ISA. Operations work on each float separately, without fused multiply-add,
-// so every instruction set gives the same bits.
+// A vector of sixteen floats (vector extension of GCC and Clang). Without fused multiply-add, every
+// instruction set gives the same bits.
 
 constexpr int kLanes = 16;
 using Floats = float __attribute__((vector_size(64)));
@@ -139,8 +137,8 @@ TESSERA_INLINE float largest(const T* x, std::int64_t n) {
   return most;
 }
 
-/// Returns 1 / rms of a row whose squares overflow in fp32. Multiplies the elements by kShrink
-/// before squaring, as on CUDA. Ignores eps, which is tiny compared to the squares.
+/// Returns 1 / rms of a row whose squares overflow in fp32. Multiplies elements by kShrink before
+/// squaring, as on CUDA. eps is too small to matter here.
 template <class T>
 __attribute__((noinline)) float rstd_of_huge_row(const T* v, std::int64_t dim) {
   Floats squares{};
@@ -186,8 +184,8 @@ TESSERA_INLINE Floats load_scaled(const T* x, std::int64_t n, float scale) {
   return kHuge ? v * scale : v;
 }
 
-/// Computes the gradient of one row of RMSNorm. If kHuge, the elements of x are multiplied by
-/// `scale` first, as on CUDA, so that no product with the gradient overflows.
+/// Computes the gradient of one row of RMSNorm. If kHuge, multiplies x by `scale` first, as on
+/// CUDA, so that no product with the gradient overflows.
 template <bool kHuge, class T>
 void rms_norm_backward_row(const T* grad, const T* sum_grad, const T* x, const float* weight,
                            float scale, T* x_grad, float* weight_grad, std::int64_t dim) {
