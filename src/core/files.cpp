@@ -19,31 +19,27 @@
 
 namespace tessera::files {
 
-// AtomicFile writes files that are either complete or absent (checkpoints, token shards, reports).
-// A reader of the final file never sees partial data, even after a crash. AtomicFile writes a
-// temporary file in the same folder (rename() is atomic only within one file system), calls fsync,
-// renames the temporary file to the final name, and calls fsync on the folder.
+// AtomicFile writes files that are either complete or absent, even after a crash. AtomicFile writes
+// and syncs a temporary file in the same folder, renames the temporary file, and syncs the folder.
 
 namespace {
 
 /// The suffix that follows the final name in a temporary file's name. The suffix contains the
-/// machine's name. A writer removes only stale files of its own machine, because file locks do not
-/// work across machines on every file system.
+/// machine's name, because file locks may not work across machines.
 std::string temporary_mark() {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
   return std::string(".tmp-") + host.data() + "-";
 }
 
-/// Returns the name of a temporary file, except for the number at the end. The leading dot hides
-/// the file from shell patterns. The name contains the final name, so that a later writer of the
-/// same file recognises and removes the temporary files of killed writers.
+/// Returns the name of a temporary file without the number at the end. The leading dot hides the
+/// file from shell patterns. Later writers find a killed writer's files by the final name.
 std::string temporary_prefix(const std::filesystem::path& path) {
   return "." + path.filename().string() + temporary_mark();
 }
 
 /// The maximum number of bytes that are written but not yet on the disk. The limit keeps sync()
-/// short for files of any size, because other ranks can wait for this rank during sync().
+/// short, because other ranks can wait during sync().
 constexpr std::uint64_t kMostUnsynced = std::uint64_t{16} << 20;
 
 template <class Call>
@@ -59,15 +55,15 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// Whether an open file still has a name. Another process can remove the file as stale between this
-/// process's open() and flock(). Data written to the file would then be lost.
+/// Whether an open file still has a name. Another process can remove the file as stale between
+/// open() and flock().
 bool still_linked(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink > 0;
 }
 
-/// Whether a file has two names, that is, whether link() has succeeded. NFS repeats a request whose
-/// answer was lost, so link() sometimes returns an error although the link was made.
+/// Whether a file has two names, that is, whether link() has succeeded. link() on NFS sometimes
+/// returns an error although the link was made.
 bool has_two_names(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink == 2;
@@ -116,8 +112,8 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::open_temporary() {
-  // The process id alone does not make a temporary file's name unique, because threads of one
-  // process can write to one path at the same time (tests run ranks as threads).
+  // The process id alone does not make a name unique, because threads of one process can write to
+  // one path at the same time.
   static std::atomic<int> counter{0};
   while (fd_ < 0) {
     temporary_ = folder_of(path_) / (temporary_prefix(path_) + std::to_string(getpid()) + "-" +
@@ -131,9 +127,8 @@ void AtomicFile::open_temporary() {
       temporary_.clear();
       fail_system("cannot write");
     }
-    // The file lock shows other processes that this writer is alive. Another process that removes
-    // stale files can lock or remove the temporary file before this writer has locked it. This
-    // writer then tries another file name.
+    // The file lock shows other processes that this writer is alive. Before the lock, another
+    // process can remove the file as stale. This writer then tries another file name.
     const bool is_taken = flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (is_taken || !still_linked(fd_)) {
       close(std::exchange(fd_, -1));
@@ -235,8 +230,8 @@ void remove_leftovers(const std::filesystem::path& folder,
     if (end == std::string::npos || !name.starts_with('.') || !of(name.substr(1, end - 1))) {
       continue;
     }
-    // O_WRONLY: NFS grants an exclusive lock only for a file that is opened for writing.
-    // O_NOFOLLOW: a symbolic link must not be followed. O_NONBLOCK: opening a FIFO must not wait.
+    // O_WRONLY: NFS needs an opened-for-writing file for an exclusive lock. O_NOFOLLOW: a symbolic
+    // link must not be followed. O_NONBLOCK: opening a FIFO must not wait.
     const int fd = open(entry.path().c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
       continue;

@@ -155,7 +155,7 @@ class ShmGroup {
       try {
         run(operation);
         // After a PeerError the process group is unusable, because round numbers no longer match.
-        // Other Errors are thrown by all ranks in the same round: the process group stays usable.
+        // All ranks throw other Errors in the same round, so the process group stays usable.
       } catch (const PeerError&) {
         failed_ = true;
         operation.error = std::current_exception();
@@ -250,12 +250,11 @@ class ShmGroup {
   ShmOperationPtr under_way_;
 };
 
-// The communicator for shared memory. In each round of a collective, a rank writes to its slot (a
-// buffer) and reads the slots of all ranks. ShmGroup runs the rounds. The classes in shm_rounds.h
-// compute which bytes of a tensor a slot contains.
+// The communicator for shared memory. In each round of a collective, a rank fills its slot (a
+// buffer) and reads all slots. ShmGroup runs the rounds; shm_rounds.h computes the bytes of a slot.
 
-/// Tensors of at most this size in bytes are reduced by every rank, in one round instead of two,
-/// because for small tensors waiting for other ranks costs more than the additions.
+/// Tensors of at most this size in bytes are reduced by every rank, in one round instead of two.
+/// For small tensors, waiting costs more than the additions.
 constexpr std::int64_t kOneRoundBytes = 32 << 10;
 
 /// `whole`: tensors that contain one part for each rank. `own[i]`: this rank's part of `whole[i]`.
@@ -460,16 +459,15 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
   return result;
 }
 
-/// Whether this rank can map the flight records of all other ranks and check by pid whether their
-/// processes are alive. Ranks in different pid namespaces cannot use shared memory: in this rank's
-/// namespace, another rank's pid may be unused or belong to another process.
+/// Whether this rank can map the flight records of all other ranks and check their processes by
+/// pid. In another pid namespace, a pid can belong to another process.
 bool recognises_peers(const GroupInfo& group) {
   WorldWatch& world = group.watch->world();
   return world.away(group.ranks).empty() && !world.first_to_end(group.ranks);
 }
 
-/// Returns a process group's shared memory. Returns nullptr on every rank if any rank cannot open
-/// the memory, cannot find the processes of the other ranks, or has TESSERA_SHM=0. Collective.
+/// Returns a process group's shared memory. Returns nullptr on every rank if any rank cannot use
+/// the memory or has TESSERA_SHM=0. Collective.
 std::unique_ptr<ShmSegment> negotiate_segment(const detail::StorePtr& store,
                                               const GroupInfo& group) {
   std::unique_ptr<ShmSegment> segment = reach_segment(store, group);

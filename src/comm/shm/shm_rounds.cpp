@@ -180,13 +180,13 @@ std::int64_t ExchangeRounds::count() const {
   return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
 }
 
-/// Fills `slot`, this rank's buffer in shared memory. In the input, the parts for the ranks follow
-/// each other without gaps; in the slot, part r begins at table_bytes_ + r * capacity_.
+/// Fills `slot`, this rank's buffer in shared memory. The input has no gaps between the parts for
+/// the ranks. In the slot, part r begins at table_bytes_ + r * capacity_.
 void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   if (round == 0) {
     auto* table = reinterpret_cast<std::int64_t*>(slot);
-    // The slot begins with a table: how many elements this rank sends to each rank, and how many it
-    // expects from each rank. Every rank can then check the counts of all pairs of ranks.
+    // A slot begins with a table: how many elements this rank sends to, and expects from, each
+    // rank. Every rank can then check the counts of all pairs.
     std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
   }
   const std::byte* part = input_;
@@ -242,9 +242,9 @@ void ExchangeRounds::copy_own() const {
 
 namespace {
 
-// Elementwise sums, averages, products, maxima and minima over the ranks' buffers: plain loops over
-// blocks that fit in the cache, which compilers vectorise. find_reduce() instantiates a template
-// for each element type and operator.
+// Elementwise reductions over the ranks' buffers: plain loops over blocks that fit in the cache,
+// for vectorisation by the compiler. find_reduce() instantiates a template for each type and
+// operator.
 
 /// The type in which a reduction of elements of type T is computed.
 template <class T>

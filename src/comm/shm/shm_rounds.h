@@ -13,12 +13,11 @@
 #include "tessera/core/placement.h"
 
 // Computes which bytes a collective sends in which round. In a round, a rank sends what fits in its
-// slot (its buffer in shared memory). These functions do not wait for other ranks.
+// slot (its buffer in shared memory).
 namespace tessera::comm {
 
-/// A function that sets `output[i]` to the reduction of `sources[0][i], sources[1][i], ...`. The
-/// order of the sources is the same on every rank, so that all ranks get equal bits. There are at
-/// least two sources. 16-bit floats accumulate in fp32. `output` can be one of the sources.
+/// A function that sets `output[i]` to the reduction of `sources[0][i], sources[1][i], ...` (at
+/// least two), in order. 16-bit floats accumulate in fp32. `output` can be one of the sources.
 using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
                                 std::size_t elements);
 
@@ -56,8 +55,8 @@ struct EqualParts {
 /// Returns parts that begin at cache lines, so that no two ranks write to the same cache line.
 EqualParts line_parts(std::int64_t total, int ranks);
 
-/// The memory of a tensor with one part for each rank. `whole`: the address of the tensor. `own`:
-/// the address of this rank's part, which can be inside the tensor.
+/// The memory of a tensor with one part for each rank. `whole`: the tensor's address. `own`: the
+/// address of this rank's part, which can be inside the tensor.
 struct SplitBuffer {
   EqualParts parts;
   std::byte* whole;
@@ -97,8 +96,8 @@ struct GatherRounds {
   void consume(std::int64_t round, Slots slots) const;
 };
 
-/// The rounds of an all-to-all. A slot (a rank's buffer) contains the rank's counts of elements and
-/// one part for each rank. Every rank checks the counts of all ranks, so all ranks throw together.
+/// The rounds of an all-to-all. A slot (a rank's buffer) contains counts of elements and one part
+/// for each rank. Every rank checks all counts, so all ranks throw together.
 class ExchangeRounds {
  public:
   ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes, const at::Tensor& output,
@@ -122,7 +121,7 @@ class ExchangeRounds {
   std::vector<std::int64_t> input_counts_;
   std::vector<std::int64_t> output_counts_;
   /// The size in bytes of the table at the beginning of a slot (buffer). The table contains how
-  /// many elements the rank of the slot sends to each rank, and expects from each rank.
+  /// many elements a rank sends to, and expects from, each rank.
   std::int64_t table_bytes_;
   std::int64_t capacity_;
 };

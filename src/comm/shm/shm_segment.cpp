@@ -1,6 +1,5 @@
 // Shared memory, and waiting for other ranks. Layout: a header, a RankState for each rank, then two
-// slots (buffers) for each rank. Data that several processes write are atomic. Counters and
-// RankStates begin at separate cache lines.
+// slots (buffers) for each rank. Counters and RankStates begin at separate cache lines.
 
 #include "shm/shm_segment.h"
 
@@ -29,8 +28,8 @@ using tessera::detail::round_up;
 
 constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kPage = 4096;
-/// The smallest size of a slot (a rank's buffer). Small slots stay in the cache; large slots need
-/// fewer rounds. Larger slots are used only while all slots together have at most 128 MiB.
+/// The smallest size of a slot (a rank's buffer). Slots are larger while all slots together have at
+/// most 128 MiB. Larger slots need fewer rounds, but more cache.
 constexpr std::size_t kSmallestSlot = std::size_t{1} << 20;
 constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
@@ -59,8 +58,8 @@ void futex_wake_all(const Counter& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// Returns how many times a waiting rank checks for other ranks before it sleeps. With more ranks
-/// than cores, a rank sleeps at once and leaves its core to other ranks.
+/// Returns how many times a waiting rank checks for other ranks before sleeping. With more ranks
+/// than cores, a rank sleeps after the first check.
 int spins_before_sleep(const GroupInfo& group) {
   static const unsigned cores = std::thread::hardware_concurrency();
   return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
@@ -158,8 +157,8 @@ void ShmSegment::arrive(int rank, std::uint32_t round) const {
   // `arrivals` is never reset to 0: a reset could lose an arrive() of another rank.
   const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (arrivals == round * static_cast<std::uint32_t>(ranks_)) {
-    // Sequential consistency guarantees that either a rank that is about to sleep sees the new
-    // `completed`, or this rank sees that `sleepers` is not 0 and wakes the sleeping rank.
+    // Because of sequential consistency, either a rank that is about to sleep sees the new
+    // `completed`, or this rank sees a nonzero `sleepers` and wakes the sleeping rank.
     shared.completed.store(round, std::memory_order_seq_cst);
     if (shared.sleepers.load(std::memory_order_seq_cst) != 0) {
       futex_wake_all(shared.completed);

@@ -29,13 +29,12 @@ struct ShmCall {
 };
 
 /// Memory that ranks on one machine share. Each rank has two slots (buffers), for even and odd
-/// rounds. In a round each rank fills its slot and calls arrive(). When all ranks have called
-/// arrive(), each rank reads the slots of the other ranks. A rank calls arrive() only after it has
-/// read the slots of the previous round, so two slots are enough, and no rank waits for a free
-/// slot.
+/// rounds. In a round each rank fills its slot, calls arrive(), waits for all ranks, and reads
+/// their slots. Two slots are enough, because a rank reads the slots of a round before the next
+/// arrive().
 ///
 /// The memory is anonymous (memfd). The kernel frees the memory when the last process that maps it
-/// ends or is killed.
+/// ends.
 class ShmSegment : tessera::detail::NoCopy {
  public:
   /// Makes shared memory, which other ranks open by its handle(). Returns nullptr on failure.

@@ -191,8 +191,8 @@ void WorldWatch::announce(int rank, const std::string& topic, const std::string&
   }).wait_for(kPatience);
 }
 
-/// Reads all ranks' announcements from the store. Does not block: a call sends a request to the
-/// store and returns; a later call reads the answer when the answer has arrived.
+/// Reads all ranks' announcements from the store without blocking. One call sends a request; a
+/// later call reads the answer.
 void WorldWatch::read_announcements() {
   constexpr std::chrono::milliseconds kBetweenQuestions{500};
   const std::lock_guard lock(mutex_);
@@ -305,8 +305,8 @@ std::string PeerWait::lateness(const std::vector<int>& missing) const {
 
 void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
-  // When a process ends, its sockets close first. Other ranks see the end of the process a little
-  // later on the same machine, and about a second later on other machines.
+  // When a process ends, its sockets close first. Other ranks see the end a little later on the
+  // same machine, and about a second later on other machines.
   constexpr milliseconds kNap{20};
   const milliseconds dying{group.watch->world().away(group.ranks).empty() ? 600 : 2500};
   std::vector<int> peers = group.ranks;
@@ -440,7 +440,7 @@ bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own
   const auto decide = [size = group.size(), world_size, meeting](detail::Store& store) {
     const std::string decision = meeting + "/decision";
     // Each rank calls this function with one group, so the groups are disjoint. All groups have
-    // arrived when the sizes of the arrived groups add up to the size of the World.
+    // arrived when the arrived ranks add up to the size of the World.
     const bool last = store.add(meeting + "/arrived", size) == world_size;
     const auto begun = std::chrono::steady_clock::now();
     while (!last && !store.check({decision}) &&

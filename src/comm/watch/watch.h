@@ -40,9 +40,8 @@ struct WatchSettings {
   std::chrono::milliseconds timeout{};
 };
 
-/// Makes an empty flight record for this rank of a world of `size` ranks: a file in `folder`, which
-/// is never deleted, or anonymous memory (memfd) if `folder` is "". Throws Error if the file cannot
-/// be made.
+/// Makes an empty flight record for this rank of a world of `size` ranks: a file in `folder`, or
+/// anonymous memory if `folder` is "". Throws Error if the file cannot be made.
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
 /// Maps another rank's flight record; nullptr on failure. `handle`: see handle_of_file().
 RecordPtr open_record(const std::string& handle);
@@ -65,9 +64,8 @@ class PeerWait {
   PeerWait(WorldWatch& world, BegunCall call, std::chrono::milliseconds timeout,
            std::string beginning);
 
-  /// Must be called repeatedly during the wait. Throws PeerError at the time-out, or if the call
-  /// cannot complete because a missing rank has ended. At the watchdog's limit, prints a line about
-  /// the wait. `missing`: the ranks that have not arrived; by default WorldWatch::not_in().
+  /// Must be called repeatedly during the wait. Throws PeerError at the time-out, or if a missing
+  /// rank has ended. `missing`: the ranks that have not arrived; by default WorldWatch::not_in().
   void check(std::optional<std::vector<int>> missing = std::nullopt);
 
  private:
@@ -90,9 +88,8 @@ class PeerWait {
 /// their flight records, on other machines from the job's store. Thread safe.
 class WorldWatch : tessera::detail::NoCopy {
  public:
-  /// `records`: the flight record of each rank, nullptr for ranks on other machines. `store`: a
-  /// separate connection to the job's store, because calls of the store can block; nullptr if all
-  /// ranks are on this machine.
+  /// `records`: the flight record of each rank; nullptr for ranks on other machines. `store`: a
+  /// separate connection to the job's store; nullptr if all ranks are on this machine.
   WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records, detail::StorePtr store)
       : settings_(settings), records_(std::move(records)), store_(std::move(store)) {}
   ~WorldWatch() { end(); }
@@ -111,8 +108,8 @@ class WorldWatch : tessera::detail::NoCopy {
   void note(const BegunCall& call, bool waits);
 
   std::vector<int> away(std::vector<int> ranks) const;
-  /// Returns the ranks of the process group that cannot complete `call`: on this machine, ranks
-  /// that have failed or have not begun the call; on other machines, ranks that have ended.
+  /// Returns the ranks of the process group that cannot complete `call`. On this machine: ranks
+  /// that have failed or not begun the call. On other machines: ranks that have ended.
   std::vector<int> not_in(const BegunCall& call);
   /// Returns the rank in `ranks` that ended first; nullopt if none has ended.
   std::optional<int> first_to_end(std::vector<int> ranks);
@@ -120,17 +117,16 @@ class WorldWatch : tessera::detail::NoCopy {
   /// text also contains advice for the user.
   std::string what_it_does(int rank);
 
-  /// Announces to other machines what `rank`, a rank on this machine, is doing (`text`). `topic`: a
-  /// word; a later announcement of the same rank and topic replaces an earlier announcement.
+  /// Announces to other machines what `rank`, a rank on this machine, is doing. `topic`: a word. A
+  /// later announcement with the same rank and topic replaces the earlier one.
   void announce(int rank, const std::string& topic, const std::string& text);
-  /// Returns the ranks on other machines that may be late for `call`: ranks of the process group
-  /// that have neither ended nor announced a wait in `call` or in a later call.
+  /// Returns the ranks on other machines that may be late for `call`. Such ranks have neither ended
+  /// nor announced a wait in `call` or in a later call.
   std::vector<int> not_waiting(const BegunCall& call);
 
-  /// Watches a collective on the GPU until `is_done` returns true. The program does not wait for
-  /// such a collective, so a thread reports errors: it prints one line and ends the process if
-  /// `is_done` throws, if a rank has ended, or at the time-out. `is_done` must not own the World or
-  /// its groups, because the thread must not destroy the World.
+  /// Watches a collective on the GPU on a thread, until `is_done` returns true. On an error, when a
+  /// rank has ended, or at the time-out, prints one line and ends the process. `is_done` must not
+  /// own the World or its groups.
   void await_device(std::function<bool()> is_done, const BegunCall& call);
 
  private:
@@ -192,15 +188,13 @@ class GroupWatch {
   std::atomic<std::uint64_t> begun_ = 0;
 };
 
-/// Throws PeerError because a transfer has failed with `reason`. First waits up to a few seconds to
-/// see whether a rank has ended; if so, the message names that rank as the cause.
+/// Throws PeerError because a transfer has failed with `reason`. First waits up to a few seconds
+/// for the end of a rank, to name that rank as the cause.
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
-/// Returns the future result of `question(store)`. `question` runs on a detached thread, unless the
-/// store is in memory: most functions of a store have no time-out, and the process that serves the
-/// store can be stopped. The thread can outlive the caller, so `question` must own everything that
-/// it uses.
+/// Returns the future result of `question(store)`. A store that is not in memory can block, so
+/// `question` runs on a detached thread. `question` must own everything that it uses.
 template <class Question>
 auto ask(detail::StorePtr store, Question question) {
   const bool in_memory = detail::is_in_memory(store);
@@ -222,13 +216,12 @@ auto ask(detail::StorePtr store, Question question) {
 // functions throw PeerError as PeerWait::check() does.
 
 /// Waits until all ranks of a group have called meet(). `store`: a store for this call only. Must
-/// be called before a back end is made, because a back end would wait for a dead rank until the
-/// time-out.
+/// precede the making of a back end, because a back end would wait for a dead rank.
 void meet(const detail::StorePtr& store, const GroupInfo& group);
 
-/// Whether all ranks of the World call this function within 2 s, each rank with one of its groups.
-/// All ranks get the same answer. `world`: a store of all ranks. `own`: a store for this group and
-/// this call only. `meeting`: a prefix for this call's keys in `world`.
+/// Whether all ranks of the World call this function within 2 s, each rank with one group. The
+/// result is equal on all ranks. `world`: a store of all ranks. `own`: a store for this group and
+/// call. `meeting`: a prefix for keys in `world`.
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting);
 

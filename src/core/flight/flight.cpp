@@ -34,8 +34,8 @@ bool has_begun(const Record& record, std::uint64_t id, std::uint64_t number) {
 
 namespace {
 
-/// If the rank waits in collectives, returns the process group of the longest wait. Otherwise
-/// returns the group of the rank's last collective, or nullptr if the rank has begun no collective.
+/// Returns the process group of the longest wait. If the rank does not wait, returns the group of
+/// the last collective; nullptr if the rank has begun no collective.
 const GroupSlot* current_group(const Record& record) {
   const GroupSlot* current = nullptr;
   for (const GroupSlot& slot : record.groups) {

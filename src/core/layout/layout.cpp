@@ -14,19 +14,16 @@
 
 namespace tessera::detail {
 
-// The canonical form of a tensor dimension's Digits (sub-dimensions, see Layout). Layouts are
-// interned by content, so all descriptions of one sharding must get one form. Otherwise equal
-// layouts would be different objects, and tensors would be redistributed between equal layouts.
+// The canonical form of a tensor dimension's Digits (sub-dimensions, see Layout). All descriptions
+// of one sharding need one form, because Layouts are compared by address.
 
 namespace {
 
 using MeshSizes = std::vector<std::int64_t>;
 
-/// Whether torch.chunk over `mesh_dims` cuts a dimension of `extent * factor` positions only at
-/// multiples of `factor`, exactly as it would cut `extent` whole blocks. If true, a Digit
-/// (sub-dimension) of `factor` positions that is not sharded can be merged with the preceding Digit
-/// of `extent` positions. Uneven chunks can also satisfy this condition: 3 ranks get 2, 2 and 1 of
-/// 5 positions, and 4, 4 and 2 of 10 positions.
+/// Whether torch.chunk cuts `extent * factor` positions only at multiples of `factor`, exactly as
+/// it cuts `extent` blocks. Uneven chunks can satisfy this condition: 3 ranks get 2, 2, 1 of 5
+/// positions and 4, 4, 2 of 10.
 bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
                 std::span<const int> mesh_dims) {
   if (mesh_dims.empty() || extent == 0) {
@@ -51,9 +48,8 @@ std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   return extent;
 }
 
-/// Whether two neighbouring Digits (sub-dimensions) can be merged into one sharded Digit. Either
-/// `minor` must not be sharded, or each rank must have at most one position of `major`. Also,
-/// torch.chunk must divide the merged Digit and `major` at the same boundaries (cuts_scale).
+/// Whether two neighbouring Digits (sub-dimensions) form one sharded Digit. `minor` must not be
+/// sharded, or a rank must have at most one position of `major`. cuts_scale() must be true.
 bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor) {
   if (major.mesh_dims.empty()) {
     return mesh_product(mesh, minor.mesh_dims) == 1;

@@ -91,9 +91,9 @@ std::ostream& operator<<(std::ostream& stream, const MeshShape& shape) {
   return stream << to_string(shape);
 }
 
-// Functions that compute which elements of a tensor a rank stores. The functions are pure: a rank
-// can compute the elements of any other rank without communication. All divisions follow
-// torch.chunk: full chunks of ceil(size / n) positions, then a shorter chunk, then empty chunks.
+// These functions compute which elements of a tensor any rank stores, without communication.
+// Divisions follow torch.chunk: full chunks of ceil(size / n) positions, then a shorter chunk, then
+// empty chunks.
 
 namespace {
 
@@ -112,8 +112,7 @@ struct Chunk {
 };
 
 /// Returns the chunk of a Digit (sub-dimension) that the rank at `coordinate` stores. Each mesh
-/// dimension divides the chunk of the previous mesh dimension, as torch.chunk does. `dim_size`: the
-/// tensor dimension's size, which replaces the extent 0 of a single Digit.
+/// dimension divides the chunk of the previous mesh dimension. `dim_size`: replaces extent 0.
 Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
                std::span<const std::int64_t> coordinate) {
   Chunk out{digit.extent == 0 ? dim_size : digit.extent, 0, 0};
@@ -153,8 +152,7 @@ std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
 }
 
 /// Returns, in order, the contiguous ranges of a tensor dimension that the rank at `coordinate`
-/// stores. Loops over the Digits (sub-dimensions) from the innermost outwards. As long as the rank
-/// has all positions of the Digits visited so far, these positions form one range.
+/// stores. The loop visits the Digits (sub-dimensions) from the innermost outwards.
 std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
                       std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(dim);
@@ -169,8 +167,8 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
     if (chunk.size == 0) {
       return {};
     }
-    // If the rank has all positions of every inner Digit (sub-dimension), its chunk of `digit` is
-    // one range. Otherwise the ranges of the inner Digits repeat for each position of `digit`.
+    // If the rank has all positions of the inner Digits (sub-dimensions), its chunk is one range.
+    // Otherwise the inner ranges repeat for each position of the chunk.
     if (local_stride == global_stride) {
       out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
     } else {
@@ -195,8 +193,8 @@ std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t i
   return std::min(size, index * detail::ceil_div(size, chunks));
 }
 
-/// The local size is the product of the local sizes of the Digits (sub-dimensions), because a rank
-/// has the same positions of the inner Digits for each position of an outer Digit.
+/// Returns the product of the local sizes of the Digits (sub-dimensions): a rank has the same inner
+/// positions for each outer position.
 std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
                         std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(tensor_dim);

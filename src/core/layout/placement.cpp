@@ -123,21 +123,20 @@ Placement parse_placement(std::string_view text) {
 
 // Placements <-> Layout. NOTE [Orders and strided shards]
 //
-// In PyTorch's list of placements, the order of the mesh dimensions is the order in which they
-// divide a tensor dimension. A mesh dimension that divides after a later mesh dimension has a
-// StridedShard. The split factor of a StridedShard is the number of chunks of the later mesh
-// dimension, which divides first. Example: FSDP over tensor parallelism on mesh (dp=2, tp=4)
-// divides over tp first, then over dp; PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
+// In PyTorch's list of placements, mesh dimensions divide a tensor dimension in mesh order. A mesh
+// dimension that divides after a later mesh dimension has a StridedShard. The split factor is the
+// number of chunks of the later mesh dimension. Example: FSDP over tensor parallelism on mesh
+// (dp=2, tp=4) divides over tp first. PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
 //
 // From placements to a layout: pure_order() inserts the mesh dimensions into an order, from the
-// last to the first. Each is inserted where the product of the preceding sizes is its split factor.
+// last to the first. The product of the preceding sizes must equal the split factor.
 //
-// From a layout to placements: the split factor of a mesh dimension is the product of the sizes of
-// the later mesh dimensions that divide before it.
+// From a layout to placements: the split factor is the product of the sizes of later mesh
+// dimensions that divide first.
 //
-// If no order explains a split factor, the mesh dimension divides each of `split_factor` contiguous
-// blocks of the tensor dimension (a flattened view, a fused weight). DigitCutter then unflattens
-// the tensor dimension into Digits (see Layout), which must divide evenly.
+// If no order fits, the mesh dimension divides each of `split_factor` contiguous blocks of the
+// tensor dimension (a flattened view, a fused weight). DigitCutter then unflattens the tensor
+// dimension into Digits (see Layout), which must divide evenly.
 
 namespace {
 
@@ -150,9 +149,8 @@ struct Cut {
   std::int64_t split_factor = 1;
 };
 
-/// Returns the order in which the mesh dimensions divide, if an order explains all split factors;
-/// otherwise nullopt. The last mesh dimension is inserted into `order` first. A split factor must
-/// be the product of the sizes of the later mesh dimensions that divide first.
+/// Returns the order in which the mesh dimensions divide, or nullopt if no order explains all split
+/// factors. See NOTE [Orders and strided shards].
 std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<Cut>& cuts) {
   std::vector<int> order;
   for (const Cut& cut : cuts | ranges::views::reverse) {
@@ -210,8 +208,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// Returns the index i such that the sizes of a rank's chunks of the Digits (sub-dimensions)
-  /// before index i have the product `factor`. Splits a Digit in two if necessary.
+  /// Returns an index i. The local sizes of the Digits (sub-dimensions) before index i have the
+  /// product `factor`. Splits a Digit in two if necessary.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -245,8 +243,8 @@ class DigitCutter {
   std::vector<Digit> digits_;
 };
 
-/// Returns the sub-dimensions (Digits) of a tensor dimension of size `size`. Prefers a single Digit
-/// with the order of pure_order(): such a Digit is valid for any size, divisible or not.
+/// Returns the Digits (sub-dimensions) of a tensor dimension of size `size`. Prefers a single Digit
+/// with the order of pure_order(), because such a Digit is valid for any size.
 std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector<Cut>& cuts,
                                             std::int64_t size) {
   if (cuts.empty()) {
@@ -298,9 +296,8 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   return out;
 }
 
-/// Returns the split factor of `mesh_dim` (NOTE [Orders and strided shards]): the product of the
-/// sizes of a rank's chunks of the preceding Digits (sub-dimensions), times the product of the
-/// sizes of the later mesh dimensions that divide the same Digit first.
+/// Returns the split factor of `mesh_dim`: the local sizes of the preceding Digits, times the sizes
+/// of later mesh dimensions that divide the same Digit first. See NOTE [Orders and strided shards].
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {

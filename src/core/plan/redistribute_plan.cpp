@@ -1,6 +1,5 @@
-// The redistribution planner finds the cheapest steps from one layout to another. Planning does not
-// communicate: every rank computes the same plan, so ties must be broken in the same way on all
-// ranks. Plans are cached and executed in src/dtensor/redistribute/.
+// The redistribution planner finds the cheapest steps from one layout to another. Every rank
+// computes the same plan without communication, so ties must be broken equally on all ranks.
 #include "tessera/core/detail/redistribute_plan.h"
 
 #include <algorithm>
@@ -19,9 +18,9 @@
 namespace tessera {
 namespace {
 
-// A SearchState lists the possible next steps from a layout. If several mesh dimensions split one
-// tensor dimension, or one Digit of it (layout.h), a collective can append or remove only the last
-// of these mesh dimensions.
+// A SearchState lists the possible next steps from a layout. Mesh dimensions divide a Digit
+// (sub-dimension, layout.h) in order. A collective can append or remove only the last mesh
+// dimensions.
 
 /// A redistribution to plan: a tensor of global sizes `sizes` must get layout `to`.
 struct Problem {
@@ -43,8 +42,7 @@ bool contains(std::span<const int> list, int value) {
 }
 
 /// Returns `digits` with only the mesh dimensions in `present`. Returns nullopt if a removed mesh
-/// dimension precedes a remaining mesh dimension of the same Digit (sub-dimension), because a step
-/// can append a mesh dimension only at the end of a Digit.
+/// dimension precedes a remaining mesh dimension of the same Digit (sub-dimension).
 std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   for (auto& digit : digits) {
     auto& dims = digit.mesh_dims;
@@ -80,9 +78,8 @@ struct Tail {
 
 /// A layout between the start and the target of a redistribution, and the possible next steps.
 ///
-/// A mesh dimension is called settled if the mesh dimension, and all mesh dimensions that shard the
-/// same tensor dimension before it, shard as in the target layout. No step moves a settled mesh
-/// dimension, so the search visits fewer layouts.
+/// A mesh dimension is settled if its tensor dimension is divided as in the target, up to and
+/// including this mesh dimension. No step moves a settled mesh dimension.
 class SearchState {
  public:
   /// `problem` must outlive the SearchState.
@@ -104,9 +101,7 @@ class SearchState {
   }
 
   /// Returns each list of mesh dimensions (Tail) that one collective can remove from a tensor
-  /// dimension. A list begins with the innermost mesh dimension and continues outwards. The list
-  /// ends before a settled mesh dimension (see SearchState), and before a mesh dimension that
-  /// cannot be flattened into one process group with the listed mesh dimensions.
+  /// dimension. A Tail has no settled mesh dimension and forms one process group.
   std::vector<Tail> tails() const {
     std::vector<Tail> out;
     for (int d = 0; d < layout_->tensor_ndim(); ++d) {
@@ -125,10 +120,9 @@ class SearchState {
     return out;
   }
 
-  /// Returns the sets of partial mesh dimensions that one collective can reduce next. All mesh
-  /// dimensions of a set must have the same reduction. This reduction must commute with the
-  /// reductions of inner mesh dimensions outside the set, because inner mesh dimensions are reduced
-  /// first. All 2^n subsets of n partial mesh dimensions are tried; n is usually one or two.
+  /// Returns the sets of partial mesh dimensions that one collective can reduce next. A set has one
+  /// reduction, which must commute with skipped inner reductions, because inner mesh dimensions are
+  /// reduced first.
   std::vector<std::vector<int>> reducible_sets() const {
     const auto& partial = layout_->partial();
     std::vector<std::vector<int>> out;
@@ -156,8 +150,7 @@ class SearchState {
   }
 
   /// Sorts `mesh_dims` by the order in which the target layout divides a tensor dimension, because
-  /// the order decides which chunk each rank gets. Mesh dimensions that the target uses elsewhere
-  /// are last. If the target does not shard over mesh_dims[0], `mesh_dims` does not change.
+  /// the order decides each rank's chunk. Other mesh dimensions are last.
   std::vector<int> in_final_order(std::vector<int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0) {
@@ -170,8 +163,8 @@ class SearchState {
     return mesh_dims;
   }
 
-  /// Returns the tensor dimension that the target shards over all of `mesh_dims`; nullopt if there
-  /// is none, or if another of its mesh dimensions must first be removed or appended.
+  /// Returns the tensor dimension that the target shards over all of `mesh_dims`. Returns nullopt
+  /// if there is none, or if other steps must come first.
   std::optional<Destination> final_destination(std::span<const int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0 || !complete_[static_cast<std::size_t>(dim)]) {
@@ -193,9 +186,8 @@ class SearchState {
     return Destination{dim, std::move(*digits)};
   }
 
-  /// Returns the tensor dimensions to which `mesh_dims` can be moved. The tensor dimension that the
-  /// target shards over `mesh_dims` is first, because the first of several equally cheap plans
-  /// wins.
+  /// Returns the tensor dimensions to which `mesh_dims` can be moved. The tensor dimension of the
+  /// target is first, because the first of several equally cheap plans wins.
   std::vector<Destination> destinations(std::span<const int> mesh_dims) const {
     std::vector<Destination> out;
     if (auto destination = final_destination(mesh_dims)) {
@@ -203,8 +195,8 @@ class SearchState {
     }
     for (const int dim : problem_.temporary_dims) {
       auto digits = layout_->digits(dim);
-      // A mesh dimension must not be appended temporarily to the tensor dimension that it divides
-      // in the target: the mesh dimension would get a wrong position in the order of divisions.
+      // A mesh dimension must not be appended temporarily to its tensor dimension in the target:
+      // the order of divisions would be wrong.
       const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                         [&](int m) { return problem_.to->sharded_dim(m) == dim; });
       // A tensor dimension with several Digits (sub-dimensions) is skipped: the sizes of the tensor
@@ -247,9 +239,8 @@ class SearchState {
   }
 
  private:
-  /// Finds the settled mesh dimensions (see SearchState) of tensor dimension `dim`: the first mesh
-  /// dimensions that divide `dim` in the same order now and in the target. If `dim` has several
-  /// Digits (sub-dimensions), either all or none of its mesh dimensions are settled.
+  /// Finds the settled mesh dimensions (see SearchState) of tensor dimension `dim`. If `dim` has
+  /// several Digits (sub-dimensions), either all or none of its mesh dimensions are settled.
   void settle(int dim) {
     const auto& here = layout_->digits(dim);
     if (here.empty()) {
@@ -285,9 +276,8 @@ class SearchState {
     return Layout::intern(layout_->mesh_sizes(), std::move(dims), std::move(partial));
   }
 
-  /// Whether `dim` has the Digits (sub-dimensions) that the target has after the removal of all
-  /// mesh dimensions that are not in `present`. Compares canonical forms, because removing mesh
-  /// dimensions can merge neighbouring Digits.
+  /// Whether `dim` has the Digits (sub-dimensions) that the target has with only the mesh
+  /// dimensions in `present`. Compares canonical forms, because restricted Digits can merge.
   bool fits_several_digits(int dim, const std::vector<int>& present) const {
     const auto& there = problem_.to->digits(dim);
     if (there.size() <= 1) {
@@ -298,8 +288,7 @@ class SearchState {
   }
 
   /// Whether one process group over `mesh_dims` makes the same chunks as these mesh dimensions one
-  /// after another. `mesh_dims` must be the last mesh dimensions of a Digit (sub-dimension), and
-  /// the product of the sizes of all mesh dimensions of the Digit must divide the Digit's extent.
+  /// after another. All mesh dimensions of the Digit (sub-dimension) must divide the Digit evenly.
   bool is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const {
     if (mesh_dims.size() == 1) {
       return true;
@@ -325,9 +314,9 @@ class SearchState {
   std::vector<bool> complete_;
 };
 
-// The costs of redistribution steps: the bytes that a step sends, from the actual sizes of shards;
-// the step's time by a CostModel; and the lower bound for the A* search. The bytes of the rank that
-// sends most are used, because a collective takes as long as its slowest rank.
+// The costs of redistribution steps: bytes, time by a CostModel, and the lower bound for the A*
+// search. The rank that sends most determines the bytes, because a collective waits for its slowest
+// rank.
 
 /// The assumed time of a collective: latency_us + bytes / bytes_per_us microseconds, where bytes is
 /// Step::bytes.
@@ -341,8 +330,8 @@ constexpr CostModel kTime{.latency_us = 10, .bytes_per_us = 80'000};
 /// A CostModel that prefers fewer bytes: one byte costs as much as the latency of 1000 collectives.
 constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
 
-/// The assumed time of a step without communication: a kernel launch, and a copy in some cases. The
-/// time is not 0, so that of two plans with equal communication the plan with fewer steps wins.
+/// The assumed time of a step without communication. The time is not 0, so that of two plans with
+/// equal communication the plan with fewer steps wins.
 constexpr double kLocalStepUs = 0.5;
 
 /// Returns the coordinate of the rank with the largest shard: torch.chunk puts shorter chunks last.
@@ -360,9 +349,8 @@ std::vector<std::int64_t> last_coordinate(const Problem& problem,
   return out;
 }
 
-/// Returns the largest number of elements that a rank sends in an all-to-all. The rank with the
-/// last coordinate sends most, because this rank keeps the smallest chunk. `local / before` is the
-/// number of elements for each position of `to_dim`.
+/// Returns the largest number of elements that a rank sends in an all-to-all. The last rank sends
+/// most, because the last rank keeps the smallest chunk.
 std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::int64_t local) {
   const auto size = problem.size(step.to_dim);
   const auto before = local_size(*step.from, step.to_dim, size, first_coordinate(problem));
@@ -392,17 +380,15 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   return 0;
 }
 
-/// Estimated numbers of elements per rank. `needed`: the elements of the rank's shard in the target
-/// layout. `present`: how many of these elements the rank has already. The numbers are not rounded
-/// up: rounding up could make the lower bound of the cost too high.
+/// Estimated numbers of elements per rank. `needed`: the elements of the target shard. `present`:
+/// how many of these elements the rank has. Not rounded up, for a valid lower bound.
 struct Shares {
   double needed = 1;
   double present = 1;
 };
 
-/// Estimates Shares::needed and Shares::present of a rank, as if all divisions were even and
-/// independent. If a mesh dimension shards different tensor dimensions now and in the target, the
-/// target shard of a rank contains only some of the rank's current elements.
+/// Estimates Shares::needed and Shares::present, as if all divisions were even. A mesh dimension
+/// that shards different tensor dimensions now and in the target reduces `present`.
 Shares shares(const SearchState& state) {
   const auto& problem = state.problem();
   Shares out;
@@ -457,9 +443,8 @@ double step_cost(const CostModel& model, const Step& step) {
   return model.latency_us + static_cast<double>(step.bytes) / model.bytes_per_us;
 }
 
-/// A lower bound of the cost from `layout` to the target. Counts each unavoidable collective once,
-/// and only the bytes that a rank must receive. If the bound were too high, the search could miss
-/// the cheapest plan.
+/// A lower bound of the cost from `layout` to the target: each unavoidable collective once, and the
+/// bytes that a rank must receive. With too high a bound, the search could miss the cheapest plan.
 double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layout) {
   const SearchState state(problem, layout);
   const int reductions = pending_reductions(state);
@@ -476,8 +461,7 @@ double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layo
 }
 
 // The functions from slice() to all_gather() each add the useful next steps of one StepKind. The
-// search chooses among these steps by cost. Each function documents which steps it omits; omitted
-// steps are never planned.
+// search chooses among these steps by cost.
 
 /// Proposes to shard a replicated tensor as in the target, by a local slice. Other slices are
 /// omitted, because their shards would have to be gathered again.
@@ -499,7 +483,7 @@ void slice(const SearchState& state, std::vector<Step>& out) {
 }
 
 /// Proposes to make a replicated tensor Partial over a mesh dimension where the target is Partial.
-/// No communication: the value becomes one term, and the other terms are the identity.
+/// The value becomes one term; the other terms are the identity.
 void make_partial(const SearchState& state, std::vector<Step>& out) {
   const auto& now = state.layout()->partial();
   for (const auto& wanted : state.problem().to->partial()) {
@@ -519,8 +503,8 @@ void make_partial(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// For each set of mesh dimensions that one collective can reduce, proposes a reduce-scatter to the
-/// tensor dimension that the set shards in the target, or to one of Problem::temporary_dims.
+/// For each reducible set of mesh dimensions, proposes a reduce-scatter to the tensor dimension in
+/// the target, or to one of Problem::temporary_dims.
 void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
   for (const auto& set : state.reducible_sets()) {
     const auto mesh_dims = state.in_final_order(set);
@@ -548,7 +532,7 @@ void all_reduce(const SearchState& state, std::vector<Step>& out) {
 }
 
 /// Proposes to move the last mesh dimensions of one tensor dimension to another tensor dimension.
-/// Reordering the mesh dimensions of one tensor dimension needs two such steps, or an all-gather.
+/// Reordering within one tensor dimension needs two such steps, or an all-gather.
 void all_to_all(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     for (const auto& destination : state.destinations(tail.mesh_dims)) {
@@ -587,10 +571,8 @@ constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
 constexpr std::size_t kTemporaryDims = 2;
 
 /// A shortest-path search over layouts by A* (Hart, Nilsson and Raphael 1968). least_cost never
-/// exceeds the true cost, so the first path that reaches the target is the cheapest. Of nodes of
-/// equal cost, the node that was found first is preferred, so all ranks find the same plan. Takes
-/// O(n log n) time for n visited layouts, which is exponential in the number of mesh dimensions in
-/// the worst case; meshes have few dimensions, and plans are cached.
+/// exceeds the true cost. Ties go to the node that was found first, so all ranks find the same
+/// plan. The number of layouts is exponential in the number of mesh dimensions in the worst case.
 class Search {
  public:
   Search(const Problem& problem, const CostModel& model) : problem_(problem), model_(model) {}
@@ -600,7 +582,7 @@ class Search {
     reach(from, 0, kNone, {});
     while (!queue_.empty()) {
       // A node can have several entries in the queue, because each cheaper path adds an entry. The
-      // first entry of a node that leaves the queue has the lowest cost; later entries are skipped.
+      // first entry has the lowest cost; later entries are skipped.
       const auto [estimate, number] = queue_.top();
       queue_.pop();
       if (nodes_[number].layout == problem_.to) {
@@ -652,8 +634,8 @@ class Search {
     }
   }
 
-  // Records a path to `layout`, if the path is the first or is cheaper than all earlier paths. A
-  // cheaper path reopens a finished node, because the A* estimate is admissible but not consistent.
+  // Records a path to `layout` that is the first or the cheapest so far. A cheaper path reopens a
+  // finished node, because the A* estimate is admissible but not consistent.
   void reach(LayoutPtr layout, double cost, std::size_t parent, Step step) {
     const auto [known, is_new] = numbers_.try_emplace(layout, nodes_.size());
     if (!is_new && nodes_[known->second].cost <= cost) {
@@ -707,8 +689,8 @@ std::vector<int> largest_dims(std::span<const std::int64_t> sizes) {
   return dims;
 }
 
-/// Adds a step that only replaces the layout of the tensor. `from` and `to` differ only on mesh
-/// dimensions of size 1, so the local tensors are equal and nothing is sent.
+/// Adds a step that only replaces the layout. `from` and `to` differ only on mesh dimensions of
+/// size 1, so the local tensors are equal.
 void relabel(std::vector<Step>& steps, LayoutPtr from, LayoutPtr to) {
   if (from != to) {
     steps.push_back({.kind = StepKind::kRelabel, .mesh_dims = {}, .from = from, .to = to});
@@ -722,8 +704,7 @@ std::int64_t bytes_of(const std::vector<Step>& steps) {
 
 /// Returns the fastest plan, unless a plan without Problem::temporary_dims sends fewer bytes.
 /// PyTorch's greedy planner uses no temporary dimensions, so the result never sends more bytes than
-/// PyTorch's plan. Example: an all-reduce and a slice can be fastest for a small tensor, but
-/// search() returns two reduce-scatters, which send fewer bytes.
+/// PyTorch's plan.
 std::vector<Step> search(Problem problem, LayoutPtr from) {
   auto fastest = Search(problem, kTime).run(from);
   // A plan of one step cannot be improved, so most redistributions need only one search.
