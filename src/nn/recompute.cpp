@@ -314,8 +314,9 @@ class ReplayOperators final : public OperatorMode {
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-// A Frame has the data of one forward of a checkpointed function. Autograd saves placeholders. The
-// first placeholder that backward unpacks starts the recomputation of all tensors.
+// A Frame has the data of one forward of a checkpointed function. Autograd saves placeholders
+// instead of tensors. The first placeholder that backward unpacks starts the recomputation of all
+// tensors.
 
 class SavedTensor {
  public:

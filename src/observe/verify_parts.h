@@ -40,8 +40,8 @@ struct SeenRun {
 struct Noise {
   std::vector<double> tensors, gradients;
 };
-/// Raises `noise` to at least the differences between two runs of one step. The noise becomes
-/// infinite for a tensor that has other sizes in one run or is missing.
+/// Raises `noise` to at least the differences between two runs of one step. Sets infinity for a
+/// tensor that one run lacks, or that has different sizes in the two runs.
 void raise_noise(Noise& noise, const SeenRun& run, const SeenRun& other);
 
 /// Returns the names of the dimensions of `mesh` that are not in `dims`.
