@@ -24,8 +24,8 @@ struct Piece {
   c10::ScalarType dtype;
 };
 
-/// A buffer for several tensors of one dtype on one device. In the first pass of zeros(), `numel`
-/// is the buffer's size so far; in the second pass, the number of elements that have views.
+/// A buffer for several tensors of one dtype on one device. `numel`: the elements counted so far
+/// (first pass of zeros()), or the elements that have views (second pass).
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
