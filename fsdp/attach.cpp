@@ -15,10 +15,8 @@ namespace tessera::fsdp {
 
 namespace {
 
-// autograd::grad(loss, parameters) under FSDP: the autograd graph of the loss ends in the unsharded
-// tensors, but the program passes the sharded parameters. ShardGradient replaces the sharded
-// parameters by their unsharded tensors in this backward. Units then reduce only the requested
-// gradients.
+// A program passes sharded parameters to autograd::grad(), but the autograd graph of the loss ends
+// in unsharded tensors. So ShardGradient replaces each sharded parameter by its unsharded tensor.
 
 using nn::BackwardCall;
 using tessera::detail::as_leaf;
@@ -72,7 +70,6 @@ Edge leaf_edge(const ShardedParameter& parameter) {
 }
 
 /// Whether the autograd graph of `call` contains the unsharded tensor of a `requested` parameter.
-/// False for a graph that contains only shards (a penalty that was computed on shards).
 bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   std::unordered_set<const Node*> leaves;
   for (const RequestedParameter& each : requested) {
@@ -135,8 +132,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// While an EmptyGradients exists, `.grad` of each leaf tensor in `outputs` has only the gradients
-/// that backward has added since the constructor. The destructor restores the earlier gradients.
+/// While an EmptyGradients exists, `.grad` of the leaf tensors in `outputs` has only the gradients
+/// of the current backward. The destructor restores the earlier gradients.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
@@ -180,8 +177,8 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
   }
 }
 
-/// Returns a copy of `call` that adds gradients to `.grad`, and that also computes the gradients of
-/// the unsharded tensors of the `requested` parameters.
+/// Returns a copy of `call` that also adds the gradients of the `requested` parameters to `.grad`
+/// of their unsharded tensors.
 BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   BackwardCall adding = call;
   adding.accumulate = true;
@@ -204,8 +201,8 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
     return run(adding(call, requested));
   }
   check_returnable(call, requested, units);
-  // Reductions of earlier backwards add to `.grad`, so these reductions must finish before
-  // EmptyGradients moves `.grad` away.
+  // Reductions of earlier backwards write to `.grad`. They must end before EmptyGradients moves
+  // `.grad`.
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->comm_context().settle();
   }
@@ -301,8 +298,8 @@ void make_unit(const UnitSpec& spec) {
                });
       }});
   for (const ParameterSpec& parameter : spec.parameters) {
-    // Code that reads an nn::GradientRecord knows modules and nn::ParameterSlots but not units, so
-    // the record is attached to each module that owns the parameter.
+    // Readers of an nn::GradientRecord do not know FSDP units. So each module that owns the
+    // parameter gets the record.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
       owner.module->attach(record);
     }

@@ -13,8 +13,7 @@
 
 namespace tessera::fsdp {
 
-// DataMesh decides which mesh dimension is for shards and which is for replicas, so that other code
-// needs no indices of mesh dimensions.
+// DataMesh stores which mesh dimension is for shards and which is for replicas.
 
 DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
   TESSERA_CHECK(
@@ -62,10 +61,8 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
          });
 }
 
-// segments_of() computes the place of each shard in a flat buffer; unpack() and pack() copy between
-// flat buffers and unsharded tensors. The flat buffer of a rank contains the rank's padded and
-// aligned shards one after another. A gathered buffer has one row for each rank: the flat buffer of
-// that rank. None of these functions communicates.
+// segments_of() computes the offset of each shard in a flat buffer. unpack() and pack() copy
+// between flat buffers and unsharded tensors. None of these functions communicates.
 
 namespace {
 
@@ -93,8 +90,8 @@ Piece rows_of(const at::Tensor& unsharded, const at::Tensor& buffer, const Segme
           shape.by_parts(shard_of(buffer.select(0, rank), segment, rank))};
 }
 
-/// Returns the Pieces to copy for one parameter: one Piece for each rank with a nonempty shard. If
-/// dimension 0 is split, the first Piece covers all ranks with unpadded shards.
+/// Returns the Pieces to copy for one parameter. Ranks with unpadded shards share one Piece if
+/// dimension 0 is split.
 std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buffer,
                              const Segment& segment) {
   const ShardShape& shape = segment.shape;
@@ -111,8 +108,7 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   return pieces;
 }
 
-/// Sets the padding of `segment` in all rows of `buffer` to zero. A rank that has fewer rows of the
-/// parameter than rank 0 has padding.
+/// Sets the padding of `segment` in all rows of `buffer` to zero.
 void clear_padding(const at::Tensor& buffer, const Segment& segment) {
   const ShardShape& shape = segment.shape;
   const std::int64_t room = shape.padded_numel();
@@ -132,8 +128,8 @@ std::int64_t end_of(const Segment& segment) {
   return segment.offset + segment.shape.padded_numel();
 }
 
-/// Returns the smaller dtype. Offsets count elements, so an offset that is aligned in bytes for a
-/// dtype is also aligned for a larger dtype.
+/// Returns the smaller dtype. An offset (in elements) that is aligned for the smaller dtype is also
+/// aligned for the larger dtype.
 c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
   return c10::elementSize(a) < c10::elementSize(b) ? a : b;
 }
@@ -144,8 +140,8 @@ std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::Sca
   const std::int64_t unit = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
   std::vector<Segment> segments;
   for (const ShardShape& shape : shapes) {
-    // Shards are padded to equal sizes, so that offsets are the same on every rank and one
-    // collective can transfer all parameters.
+    // Equal shard sizes give equal offsets on all ranks, so one collective can transfer all
+    // parameters.
     segments.push_back({shape, flat_numel(segments),
                         detail::round_up(shape.padded_numel(), unit) - shape.padded_numel()});
   }
@@ -227,15 +223,13 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   kernels::copy_all(to, from);
 }
 
-// BufferPool reuses the buffers of packed collectives from unit to unit. libtorch's caching
-// allocator also reuses memory, but has no limit for the cached memory of a stream. BufferPool
-// frees an idle buffer that is too small or too large for the next request. On a CPU all events are
-// null, and a wait for a null event does nothing.
+// BufferPool reuses the communication buffers of earlier units. libtorch's caching allocator would
+// not limit the cached memory of a stream. On a CPU all events are null, and waits do nothing.
 
 namespace {
 
-/// A reused buffer is at most kWaste times larger than the requested size. The units of one model
-/// differ little in size, so a much larger buffer is freed instead of reused.
+/// A reused buffer is at most kWaste times larger than the requested size. Larger buffers are
+/// freed.
 constexpr std::int64_t kWaste = 2;
 
 }  // namespace
@@ -248,8 +242,8 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
-    // Idle memory of the wrong size is freed before the allocation; otherwise old and new memory
-    // together would raise the memory peak.
+    // Idle memory of the wrong size is freed before the allocation, because both together would
+    // raise the memory peak.
     drop(lane);
     memory = at::empty({numel}, at::dtype(dtype).device(device_)).view(at::kByte);
   }
@@ -298,17 +292,16 @@ std::int64_t BufferPool::idle_bytes() const {
       [](std::int64_t sum, const Idle& idle) { return sum + idle.bytes.numel(); });
 }
 
-// UnshardedTensors makes the unsharded tensors only once, because autograd saves these tensors for
-// backward. Only the storage of the tensors is freed and allocated again. PostForwardShard caches
-// this rank's part of the storage's values between forward and backward.
+// Autograd saves the unsharded tensors for backward, so the tensors are made only once. Only the
+// storage of these tensors is freed and allocated again.
 
 namespace {
 
 using detail::round_up;
 
-/// Returns the mesh of the ranks that together cache the gathered memory after forward
-/// (Options::post_forward_mesh_size). Returns an empty mesh if the option is off, or if `size` is
-/// the number of all ranks: the part that each rank caches would then equal its shard.
+/// Returns the mesh of the ranks that cache gathered memory together
+/// (Options::post_forward_mesh_size). Returns an empty mesh if `size` is 1 or the number of all
+/// ranks.
 DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   const std::int64_t ranks = mesh.shard.size();
   if (size == 1 || size == ranks) {
@@ -329,14 +322,14 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
   std::vector<std::int64_t> numels;
   std::int64_t bytes = 0;
   for (const Segment& segment : segments) {
-    // With `padded`, the memory of each tensor ends with padding, so that an all-gather of shards
-    // of equal size can write into the tensor.
+    // With `padded`, each tensor's memory ends with padding, because an all-gather writes shards of
+    // equal size.
     numels.push_back(padded ? segment.shape.ranks * segment.shape.padded_numel()
                             : c10::multiply_integers(segment.shape.sizes));
     bytes += round_up(itemsize * numels.back(), kTensorAlignment);
   }
   bytes_ = round_up(bytes, kTensorAlignment * pieces);
-  // All unsharded tensors share one storage, so PostForwardShard gathers one contiguous range.
+  // All unsharded tensors share one storage, because PostForwardShard gathers one contiguous range.
   storage_ = at::empty({0}, at::dtype(at::kByte).device(device)).storage();
   const auto at_offset = [&](const std::vector<std::int64_t>& sizes, std::int64_t offset) {
     return tessera::detail::tensor_over(storage_, offset / itemsize, sizes, dtype);
@@ -357,8 +350,7 @@ void UnshardedTensors::allocate() {
       storage_, storage_.allocator()->allocate(static_cast<std::size_t>(bytes_)), bytes_);
 }
 
-/// The deleter of the storage's data pointer owns `memory`, because views of the storage can
-/// outlive the caller's reference to `memory`.
+/// The storage owns `memory`, because views of the storage can outlive the caller's reference.
 void UnshardedTensors::lend(at::Tensor memory) {
   void* const data = memory.mutable_data_ptr();
   const c10::Device device = memory.device();
@@ -383,8 +375,8 @@ void PostForwardShard::keep(const at::Tensor& memory, comm::Streams& streams) {
 comm::WorkPtr PostForwardShard::start_gather(const at::Tensor& memory, const std::string& label,
                                              comm::Streams& streams) {
   streams.wait(comm::Lane::kAllGather, copied_);
-  // The collective reads the memory of piece_, and drop() can reset piece_ before the collective
-  // ends. So a second reference keeps the memory alive.
+  // drop() can reset piece_ before the collective has read the memory, so a second reference is
+  // needed.
   sent_ = piece_;
   const comm::PurposeScope purpose(group(), label);
   return group().all_gather(memory, sent_);

@@ -49,14 +49,11 @@ struct DataMesh {
 
 bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 
-/// How a tensor of shape `sizes` is split along dimension `dim` over `ranks` ranks. As with
-/// torch.chunk, the last ranks can have fewer rows (indices of `dim`) or none. If `dim` is empty,
-/// each rank has the whole tensor. In a flat buffer, each rank's shard is padded to the size of
-/// rank 0's shard.
+/// How a tensor of shape `sizes` is split along dimension `dim` over `ranks` ranks, as by
+/// torch.chunk. If `dim` is empty, each rank has the whole tensor. A "row" is one index of `dim`.
 ///
-/// A fused weight consists of `parts` equal blocks along `dim`, and each block is split separately.
-/// The shard of a rank contains the rank's rows of the first block, then of the second block, and
-/// so on.
+/// A fused weight has `parts` equal blocks along `dim`. Each block is split separately. A rank's
+/// shard contains the rank's rows of each block, block after block.
 struct ShardShape {
   std::vector<std::int64_t> sizes;
   // The dimension that is split. Without a dimension, rows() returns 1 and row_numel() returns the
@@ -67,7 +64,7 @@ struct ShardShape {
 
   /// Whether the concatenation of the shards of all ranks is the whole tensor.
   bool splits_rows() const { return dim == std::int64_t{0} && parts == 1; }
-  /// The number of rows in rank 0's shard of one block of a fused weight; 1 if `dim` is empty.
+  /// The number of rows in rank 0's shard of one block; 1 if `dim` is empty.
   std::int64_t chunk() const { return dim ? detail::ceil_div(extent(), ranks) : 1; }
   std::int64_t rows(std::int64_t rank) const { return dim ? chunk_size(extent(), ranks, rank) : 1; }
   /// The index of the first row of `rank` within one block of a fused weight.
@@ -84,9 +81,8 @@ struct ShardShape {
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
-  // rows_of() and by_parts() return views in which dimension `dim` is split into two dimensions,
-  // (parts, rows). rows_of() returns the rows of `rank`. by_parts() accepts an unsharded tensor or
-  // a shard.
+  // rows_of() and by_parts() return views with dimension `dim` split into two dimensions (parts,
+  // rows). rows_of() returns the rows of `rank`.
   at::Tensor rows_of(const at::Tensor& unsharded, std::int64_t rank) const {
     return by_parts(unsharded).narrow(*dim + 1, first_row(rank), rows(rank));
   }
@@ -96,8 +92,8 @@ struct ShardShape {
 
  private:
   std::int64_t extent() const { return sizes[static_cast<std::size_t>(*dim)] / parts; }
-  /// The number of elements in one row (one index along `dim`), times the number of blocks. Without
-  /// `dim`, the number of elements of the tensor.
+  /// The number of elements in one row, times the number of blocks. Without `dim`, the number of
+  /// elements of the tensor.
   std::int64_t row_numel() const {
     std::int64_t numel = parts;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -125,25 +121,23 @@ struct Segment {
   std::int64_t gap = 0;     ///< number of padding elements between this segment and the next
 };
 
-/// Returns one Segment for each of `shapes`, one after another in a flat buffer. In a buffer of
-/// dtype `dtype`, each segment begins at a multiple of kTensorAlignment bytes, and the length of
-/// the buffer is a multiple of kTensorAlignment bytes.
+/// Returns one Segment for each of `shapes`, one after another in a flat buffer. Segments and the
+/// buffer's length are aligned to kTensorAlignment bytes for `dtype`.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
 /// The number of elements in a flat buffer of `segments`, including padding between segments.
 std::int64_t flat_numel(const std::vector<Segment>& segments);
 
-/// Sets the padding between segments in `buffer` (..., flat numel) to zero. Collectives send the
-/// padding, so the padding must be the same in every run.
+/// Sets the padding between segments in `buffer` (..., flat numel) to zero. Collectives also send
+/// the padding.
 void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments);
 
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank);
 
-/// The shapes, dtypes and devices of the shards and the unsharded tensors of a parameter group. A
-/// FlatBufferLayout contains no tensors, does not communicate, and is the same on every rank.
+/// The shapes, dtypes and devices of the shards and unsharded tensors of a parameter group. Equal
+/// on all ranks. Does not contain tensors.
 ///
-/// One flat buffer contains all shards, each padded to the size of rank 0's shard. If the shards
-/// have the compute dtype, an all-gather sends the flat buffer without a copy.
+/// One flat buffer contains all shards. Each shard is padded to the size of rank 0's shard.
 class FlatBufferLayout {
  public:
   /// `shapes`: the shapes of the parameters (at least one), all split over the same ranks. `dtype`:
@@ -167,8 +161,8 @@ class FlatBufferLayout {
   }
   /// Whether the shards are in one flat buffer. Otherwise each shard has separate memory.
   bool has_flat() const { return ranks() > 1 || home_.pinned; }
-  /// Whether every parameter is split on dimension 0 and no parameter is a fused weight. If so, the
-  /// padded shards of all ranks, concatenated, are the whole parameter followed by padding.
+  /// Whether the padded shards of all ranks, concatenated, are the whole parameter followed by
+  /// padding. True if all parameters are split on dimension 0 and none is a fused weight.
   bool splits_rows() const;
 
  private:
@@ -180,21 +174,18 @@ class FlatBufferLayout {
   c10::Device device_;
 };
 
-/// Copies `gathered` (ranks, flat numel), the flat buffers of all ranks, into `unsharded`, which
-/// has one contiguous tensor for each segment. `gathered` and `unsharded` can have different
-/// dtypes.
+/// Copies the flat buffers of all ranks, `gathered` (ranks, flat numel), into `unsharded`, one
+/// contiguous tensor for each segment. The dtypes can differ.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded);
 
-/// The inverse of unpack: copies `unsharded` into `buffer` (ranks, flat numel) and casts to the
-/// dtype of `buffer`. Padding, and the segments of undefined tensors, become zero. The tensors of
-/// `unsharded` can have any strides.
+/// The inverse of unpack(): copies `unsharded` (any strides) into `buffer` (ranks, flat numel), in
+/// the dtype of `buffer`. Padding and the segments of undefined tensors become zero.
 void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
           const at::Tensor& buffer);
 
-/// A pool of communication buffers: the next unit reuses a buffer that a unit has released. Before
-/// the pool allocates a buffer, the pool frees idle buffers of unsuitable size, so little idle
-/// memory remains.
+/// A pool of communication buffers. A unit reuses a buffer that another unit has released. Idle
+/// buffers of unsuitable size are freed before an allocation.
 class BufferPool {
  public:
   struct Buffer {
@@ -206,8 +197,8 @@ class BufferPool {
   BufferPool(comm::StreamsPtr streams, c10::Device device)
       : streams_(std::move(streams)), device_(device) {}
 
-  /// Returns an uninitialized buffer of `numel` elements for the stream `lane`, which must be the
-  /// current stream. `lane` waits until the previous user of the buffer has finished.
+  /// Returns an uninitialized buffer of `numel` elements for the current stream `lane`. `lane`
+  /// first waits for the previous user of the buffer.
   Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane);
   /// Returns a buffer to the pool. The buffer stays in use until `event` has passed.
   void release(Buffer buffer, comm::StreamEventPtr event);
@@ -230,16 +221,15 @@ class BufferPool {
   std::vector<Idle> idle_;
 };
 
-/// The unsharded tensors of a parameter group, all in one storage. The storage can be freed and
-/// allocated again while parameters and autograd reference the tensors; FSDP2 calls this "storage
-/// resize". The caller must fill a new storage with the values of the old storage. The version
-/// counters of the tensors do not change, so autograd accepts the tensors in backward.
+/// The unsharded tensors of a parameter group, in one storage. Freeing and allocating the storage
+/// changes no version counter, so autograd accepts the tensors in backward. The caller must fill a
+/// new storage with the old values. FSDP2 calls this "storage resize".
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;
-  /// Makes one tensor for each of `segments` and allocates no memory. `padded`: each tensor (split
-  /// on dimension 0) has room for the padded shards of all ranks, so that an all-gather can write
-  /// into the tensor. The size of the storage is a multiple of `pieces`.
+  /// Makes one tensor for each of `segments`, without memory. `padded`: each tensor has room for
+  /// the padded shards of all ranks, for an all-gather in place. The storage's size is a multiple
+  /// of `pieces`.
   UnshardedTensors(const std::vector<Segment>& segments, c10::ScalarType dtype, c10::Device device,
                    bool padded, std::int64_t pieces);
 
@@ -252,7 +242,7 @@ class UnshardedTensors {
 
   const at::Tensor& flat() const { return flat_; }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  /// The tensors as 1-D views that include padding; empty unless the constructor got `padded`.
+  /// The tensors as 1-D views that include padding; empty without `padded` in the constructor.
   const std::vector<at::Tensor>& padded() const { return padded_; }
 
  private:
@@ -263,9 +253,9 @@ class UnshardedTensors {
   std::vector<at::Tensor> padded_;
 };
 
-/// Caches a parameter group's gathered memory between forward and backward, in equal parts on a few
-/// neighbouring ranks (Options::post_forward_mesh_size; hpZ of ZeRO++). Backward gathers only among
-/// these ranks. A part is larger than a shard and can begin within a parameter.
+/// Caches a parameter group's gathered memory after forward, in equal parts on a few neighbouring
+/// ranks (Options::post_forward_mesh_size; hpZ of ZeRO++). In backward, only these ranks
+/// communicate.
 class PostForwardShard {
  public:
   PostForwardShard(const DataMesh& mesh, std::int64_t size);
@@ -277,13 +267,12 @@ class PostForwardShard {
   /// Caches a copy of this rank's part of `memory`. The copy runs on the compute stream. The length
   /// of `memory` must be a multiple of count().
   void keep(const at::Tensor& memory, comm::Streams& streams);
-  /// Starts the all-gather of the cached parts into `memory`. The all-gather stream first waits
-  /// until keep() has copied this rank's part. `label` is the unit's name in messages. Collective
-  /// over group().
+  /// Starts the all-gather of the cached parts into `memory`. `label`: the unit's name in messages.
+  /// Collective over group().
   comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label,
                              comm::Streams& streams);
-  /// Releases this rank's part after start_gather(). The all-gather must have ended, and the stream
-  /// on which the part was allocated must have waited for the all-gather.
+  /// Releases this rank's part. The all-gather must have ended, and the stream that allocated the
+  /// part must have waited for the all-gather.
   void end_gather() { sent_.reset(); }
   void drop() { piece_.reset(); }
   /// The process group of the ranks that cache parts. Collective over these ranks in the first

@@ -12,14 +12,12 @@
 
 namespace tessera::fsdp {
 
-// CommContext limits the memory of a step by two rules. Gradients are reduced for one unit at a
-// time. The compute stream frees a tensor only after it has waited for all streams that read the
-// tensor.
+// CommContext limits the memory of a step. Only one unit's gradients are reduced at a time. A
+// tensor is freed after the compute stream has waited for all readers.
 
 using comm::Lane;
 
-/// Only one reduction runs at a time, because gradients that wait to be reduced are the largest
-/// part of the memory of a step.
+/// Only one reduction runs at a time, because unreduced gradients use the most memory of a step.
 void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   finish_reductions();
   free_retired();
@@ -27,8 +25,8 @@ void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup* group : groups) {
     group->gradients().start_reduce(*this);
-    // start_reduce() can throw. finish_reductions() must not wait for a reduction that did not
-    // start, so `reducing_` gets only reductions that have started.
+    // start_reduce() can throw. `reducing_` gets only reductions that have started, because
+    // finish_reductions() waits for all of `reducing_`.
     reducing_.push_back(&group->gradients());
   }
 }
@@ -45,14 +43,14 @@ void CommContext::settle() {
   finish_reductions();
   // The optimizer runs on the compute stream, so the compute stream waits for the reductions.
   streams_->order(Lane::kReduceScatter, Lane::kCompute);
-  // The pending sums of tensor parallelism (DeferredSums) run on the compute stream, after the
-  // reductions, because the inputs of these sums are views of the reductions' results.
+  // The pending sums of tensor parallelism (DeferredSums) read the reductions' results. So the sums
+  // run later, on the compute stream.
   sums_.run();
   free_retired();
   pool_.clear();
   const auto on_host = std::exchange(on_host_, {});
   if (!on_host.empty()) {
-    // An optimizer on the CPU reads offloaded gradients, so the CPU waits, not only the streams.
+    // An optimizer on the CPU reads offloaded gradients, so the CPU must wait too.
     streams_->synchronize(streams_->record(Lane::kCompute));
   }
   for (ShardedParameter* parameter : on_host) {
@@ -84,16 +82,14 @@ void CommContext::free_retired() {
   }
 }
 
-// GradientReduction reduces the gradients of a parameter group: reduce-scatter over the shard
-// dimension, all-reduce over replicas, division, addition to the shards' gradients. The reduction
-// starts when backward leaves the unit, and overlaps the backward of the next unit.
-// CommContext::reduce calls finish() when backward leaves the next unit.
+// GradientReduction reduces the gradients of a parameter group: reduce-scatter, all-reduce over
+// replicas, division, addition to the shards' gradients. The reduction overlaps the backward of the
+// next unit.
 
 namespace {
 
-/// Returns a power of two near the square root of the number of ranks. Before an fp16 sum,
-/// gradients are divided by this factor; after the sum, by the remaining factor of the divisor. The
-/// division in two steps limits both overflow and underflow, as in FSDP2.
+/// Returns a power of two near the square root of the number of ranks. Dividing before and after an
+/// fp16 sum limits both overflow and underflow, as in FSDP2.
 double half_pre_divisor(std::int64_t ranks) {
   std::int64_t factor = 1;
   while (ranks % factor == 0 && ranks / factor > factor) {
@@ -144,11 +140,11 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
       all_reduce_(settings_->all_reduce),
       force_sum_(settings_->force_sum),
       hook_(settings_->all_reduce_hook) {
-  // A pre-divisor that is a power of two adds no rounding error. Dtypes other than fp16 have enough
-  // range, so they need no pre-divisor.
+  // A pre-divisor that is a power of two adds no rounding error. Only fp16 has too little range
+  // without a pre-divisor.
   if (dtype_ == at::kHalf && !force_sum_) {
-    // A user's divisor can be smaller than half_pre_divisor(); dividing by half_pre_divisor() first
-    // would then require a multiplication after the sum.
+    // If a user's divisor is smaller than half_pre_divisor(), the sum would need a multiplication
+    // after the pre-division.
     pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), divisor_);
   }
   if (mesh_.ranks() == 1) {
@@ -165,9 +161,9 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
   in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
 
-/// Whether the reduce-scatter computes the average, which saves a pass over the result. The number
-/// of ranks must be a power of two: the division is then exact, and the result is the same on back
-/// ends that only sum. A sum that is all-reduced later, or passed to a hook, must stay undivided.
+/// Whether the reduce-scatter computes the average, which saves a pass over the result. The
+/// division is exact only for a power of two ranks. Sums that are all-reduced later or passed to a
+/// hook stay undivided.
 bool GradientReduction::averages() const {
   const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
   return !mesh_.replicate && !hook_ && !force_sum_ && pre_divisor_ == 1 &&
@@ -175,8 +171,8 @@ bool GradientReduction::averages() const {
          mesh_.shard.group().averages_while_reducing();
 }
 
-/// Returns the purpose of this reduction for comm::PurposeScope. Ranks compare the purposes of
-/// their collectives, so ranks that divide differently get an error instead of a wrong gradient.
+/// Returns the name of this reduction for comm::PurposeScope. Ranks compare these names, so
+/// different divisors cause an error.
 std::string GradientReduction::purpose() const {
   if (op_ == ReduceOp::kAvg) {
     return label() + " (average)";
@@ -196,15 +192,15 @@ at::Tensor GradientReduction::shard(std::size_t index) const {
                             : shard_of(output_, segments_[index], mesh_.shard.local_rank());
 }
 
-/// Whether the reduce-scatter reads the unsharded gradients directly, without packing. Dimension 0
-/// must divide evenly over the ranks, so that the shards of a gradient need no padding.
+/// Whether the reduce-scatter reads the unsharded gradients directly. Dimension 0 must divide
+/// evenly over the ranks, so that no padding is needed.
 bool GradientReduction::in_place() const {
   const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
     const ShardShape& shape = segment.shape;
     return shape.splits_rows() && shape.rows(shape.ranks - 1) == shape.chunk();
   });
-  // A division before the sum needs packed gradients: a division in place would change autograd's
-  // tensors, which the program can reference.
+  // A division before the sum needs packed gradients, because a division in place would change
+  // tensors of the program.
   return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
          mesh_.shard.group().moves_groups_in_place();
 }
@@ -293,8 +289,8 @@ void GradientReduction::wait(CommContext& context) {
   context.retire(std::exchange(held_, {}), event);
 }
 
-/// If this reduction all-reduces over replicas, adds the sums that earlier reductions have stored.
-/// Otherwise stores the sum of this reduction for a later reduction.
+/// If this reduction all-reduces over replicas, adds the stored sums of earlier reductions.
+/// Otherwise stores its sum for a later reduction.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!all_reduce_) {
@@ -307,12 +303,11 @@ void GradientReduction::join_earlier() {
     if (!earlier.local.defined()) {
       continue;
     }
-    // `earlier` was divided by the pre-divisor of an earlier micro-batch. The pre-divisor depends
-    // on settings that the program can change between micro-batches.
+    // `earlier` can have another pre-divisor, because the program can change the settings between
+    // micro-batches.
     const double factor = earlier.divisor / pre_divisor_;
     if (mesh_.ranks() == 1) {
-      // The addition is not done in place, because the user's hooks can hold a reference to
-      // autograd's tensor.
+      // Not in place: the user's hooks can reference autograd's tensor.
       gradients_[i].local = gradients_[i].local.add(earlier.local, factor);
     } else {
       shard(i).add_(earlier.local, factor);
@@ -412,12 +407,11 @@ void GradientReduction::hand_out_alone(CommContext& context) {
       hook_(gradient);
     }
     if (divisor_ != 1) {
-      // The division is not done in place, because the user's hooks can hold a reference to
-      // autograd's tensor.
+      // Not in place: the user's hooks can reference autograd's tensor.
       gradient = gradient.div(divisor_);
     }
-    // `complete` excludes gradients that are added to an earlier gradient, copied to pinned memory,
-    // or part of a pending sum over tensor-parallel ranks.
+    // `complete` excludes gradients that still wait for an addition, a copy to pinned memory or a
+    // tensor-parallel sum.
     if (!parameters_[i]->gradient().defined() && !parameters_[i]->home().pinned &&
         gradients_[i].pending == nullptr) {
       complete.push_back(&gradient);
@@ -440,11 +434,9 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
-  // CommContext::settle computes the pending sums over tensor-parallel ranks later, in one
-  // all-reduce for many parameters. Each sum is written to `output_`, next to the gradients of
-  // neighbouring parameters, because optimizers update adjacent gradients as one tensor. Without
-  // `output_` (on one rank) the sum is cloned, because the user's hooks can reference autograd's
-  // tensor.
+  // CommContext::settle computes tensor-parallel sums later, for many parameters together. Sums
+  // stay in `output_`, because optimizers update adjacent gradients as one tensor. On one rank the
+  // sum is cloned, because hooks can reference autograd's tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -458,9 +450,9 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   }
 }
 
-// agree_on_calls(), free_outdated() and agree_on_use() exchange a few bytes of CPU memory over each
-// process group when a forward begins or ends and when backward ends. Every rank must call these
-// functions in the same order, even after an error; otherwise other ranks would wait forever.
+// agree_on_calls(), free_outdated() and agree_on_use() exchange a few bytes of CPU memory. Every
+// rank must call these functions in the same order, even after an error; otherwise other ranks wait
+// forever.
 
 namespace {
 
@@ -495,8 +487,8 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating) {
     try {
       group->agree_on_calls(found);
     } catch (const comm::PeerError&) {
-      // A PeerError only reports that another rank has stopped. An Error that was found on an
-      // earlier process group is the cause, so the Error is thrown instead.
+      // The Error from an earlier process group is the cause. A PeerError only reports that another
+      // rank has stopped.
       if (found.empty()) {
         throw;
       }
@@ -539,8 +531,8 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
   // Each mesh, with the parameters on this mesh in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
-    // `peers` also gets parameters that this rank did not reduce: a rank with other experts of the
-    // same weight can have run a unit that this rank skipped.
+    // A rank can have run a unit that this rank skipped. So `peers` also gets parameters without a
+    // reduction on this rank.
     for (ShardedParameter& parameter : group->parameters()) {
       const DeviceMesh& mesh = parameter.holders();
       auto found = std::ranges::find(peers, mesh, &decltype(peers)::value_type::first);

@@ -1,6 +1,4 @@
-// The public functions of fully_shard.h check their arguments, and then call functions of FSDP
-// units. unit_spec.cpp decides what a unit contains, attach.cpp makes a unit, and unit.cpp has the
-// unit's hooks.
+// The public functions of fully_shard.h check their arguments and call functions of FSDP units.
 
 #include <c10/util/Exception.h>
 
@@ -41,8 +39,8 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   for (const nn::ModuleBase* module : modules) {
     check_module(module);
   }
-  // Parameters of units below `module` stay in those units. So fully_shard must be applied to inner
-  // modules first.
+  // Units below `module` keep their parameters, so fully_shard must be applied to inner modules
+  // first.
   const nn::NamedSlots parameters = free_parameters(modules, options);
   const UnitSpec spec = checked_spec(modules, parameters, mesh, options);
   for (const nn::ModuleBase* module : modules) {
@@ -51,8 +49,8 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   make_unit(spec);
 }
 
-/// Warns if a write to an unsharded parameter will be lost. Called by a destructor, so an exception
-/// of the warning is ignored.
+/// Warns if a write to an unsharded parameter will be lost. Ignores an exception of the warning,
+/// because a destructor calls this function.
 void warn_of_lost_write(const Unit& unit) noexcept {
   try {
     if (const std::string lost = unit.write_by_hand(); !lost.empty()) {
@@ -153,8 +151,8 @@ std::string current_unit(const nn::ModuleBase& module) {
   return ActiveUnits(module).text();
 }
 
-// Outside of a root's forward the program can have written the shards since the last gather, so
-// await_compute() precedes the gather.
+// Outside of a root's forward the program can have written the shards, so await_compute() precedes
+// the gather.
 void unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "unshard");
   unit->await_compute();
@@ -164,8 +162,7 @@ void unshard(nn::ModuleBase& module) {
 void reshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "reshard");
   const std::string lost = unit->write_by_hand();
-  // The check for a lost write can throw, so the unit is resharded first. The program can then
-  // continue after the error.
+  // The unit is resharded before the check, so that the program can continue after the error.
   unit->reshard();
   TESSERA_CHECK(lost.empty(), lost);
 }
@@ -190,8 +187,7 @@ UnshardScope::UnshardScope(nn::ModuleBase& module)
   unit_->await_compute();
   unit_->unshard();
   if (was_installed) {
-    // An outer UnshardScope or a running forward frees the parameters, so the destructor of this
-    // UnshardScope must not free the parameters.
+    // Does not free parameters that an outer UnshardScope or a running forward still needs.
     unit_.reset();
   }
 }

@@ -1,6 +1,5 @@
-// The training iteration of a root unit and the units below it: the work that is done once for each
-// forward or backward, and the search for a unit's root. Units, the buffer pool and the exchanges
-// between ranks rely on the order of the steps in begin_forward() and end_backward().
+// The training iteration of a root unit and the units below the root. The order of the steps in
+// begin_forward() and end_backward() matters for units, the buffer pool and other ranks.
 
 #include "unit.h"
 
@@ -55,8 +54,8 @@ IterationState::~IterationState() {
   }
 }
 
-/// Whether the model has only one unit, and no second root unit has an iteration in progress. One
-/// backward can run through two roots, whose collectives then use the same process groups.
+/// Whether the model has only one unit, and no second root unit has an iteration in progress. Two
+/// roots can take part in one backward and share process groups.
 bool IterationState::is_alone() const {
   return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
 }
@@ -115,9 +114,8 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
   return groups;
 }
 
-/// Whether the backward of this iteration has thrown: autograd has dropped the token `backward_`,
-/// or no backward runs on this thread. Both are tested, because autograd can keep the token for a
-/// moment after an exception, and another model's backward can run on this thread.
+/// Whether the backward of this iteration has thrown. After an exception, autograd drops the token
+/// `backward_`, possibly late, so the function also checks that a backward runs on this thread.
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward &&
          (backward_.expired() || tessera::detail::backward_id() < 0);
@@ -140,8 +138,8 @@ void IterationState::forget_failure() {
 }
 
 bool IterationState::begin_forward() {
-  // is_open() is read before the phase changes. If an iteration is still open (an error, or no
-  // backward), abandon_iteration() drops its gathered memory and its unsharded gradients.
+  // is_open() is read before the phase changes. abandon_iteration() drops gathered memory and
+  // unsharded gradients of an iteration that is still open.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
@@ -152,8 +150,8 @@ bool IterationState::begin_forward() {
       " was called within its own backward, from a hook or an autograd function for "
       "example; call forward before or after backward, or let nn::checkpoint repeat the forward");
   enter(IterationPhase::kForward);
-  // Removes the entries of forwards whose autograd graph was dropped. In a pipeline, the forwards
-  // of earlier micro-batches can still run backward, so their entries are kept.
+  // Removes the entries of forwards whose autograd graph was dropped. In a pipeline, other earlier
+  // forwards still need their entries for backward.
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
   await_update();
   if (abandons) {
@@ -204,7 +202,7 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
   return next;
 }
 
-/// If this forward has not used the unit that was prefetched last, frees the unit's memory.
+/// Frees the unit that was prefetched last if this forward has not used the unit.
 void IterationState::free_unused() const {
   if (const std::shared_ptr<Unit> ahead = ahead_.lock()) {
     ahead->each(&GatheredState::reshard_unused, comm_context());
@@ -222,8 +220,8 @@ void IterationState::end_forward(bool backward_comes) {
     unit->end_partial_forward();
   }
   free_unused();
-  // The ranks compare collectives before the phase changes. If ranks have gathered different units,
-  // all ranks throw; otherwise a rank would wait forever in backward.
+  // If ranks have gathered different units, all ranks throw here; otherwise a rank would wait
+  // forever in backward.
   agree_on_gathers();
   gather_order_.end();
   if (phase() == IterationPhase::kBackward) {  // a backward that ran within this forward has failed
@@ -291,8 +289,8 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
   }
   // Backward visits units in the reverse order of forward: units after `unit` have finished.
   forward_order_.erase(ran.base() - 1, forward_order_.end());
-  // An expired token means that the graph of an earlier forward was dropped. Gathering the unit of
-  // that forward would be useless. A valid token keeps the unit alive.
+  // An expired token: the graph of that forward was dropped, so its unit need not be gathered. A
+  // valid token keeps the unit alive.
   const bool known = !forward_order_.empty() && !forward_order_.back().token.expired();
   return known ? forward_order_.back().unit->shared_from_this() : nullptr;
 }
@@ -351,10 +349,9 @@ void IterationState::agree_on_gradients() {
 
 namespace {
 
-/// Throws Error if `module` or a submodule has trainable parameters that are in no unit and not in
-/// Options::ignored: their gradients would not be reduced, and each rank would train its own copy.
-/// The message needs the mesh of a unit (`mesh`), and whether an earlier check of the model
-/// succeeded (`again`). Not collective; the result is the same on all ranks.
+/// Throws Error if `module` or a submodule has trainable parameters in no unit and not in
+/// Options::ignored: their gradients would not be reduced. `mesh` and `again` (an earlier check
+/// succeeded) are for the message. Not collective.
 void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
   std::unordered_set<nn::SlotPtr> meant;
   for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
@@ -385,7 +382,7 @@ void mix(std::uint64_t& hash, std::uint64_t value) {
 }
 
 /// Adds to `hash` which parameters of `module` and its submodules are trainable, and which are in a
-/// unit. Every forward calls this function, so it must be cheap.
+/// unit. Called in every forward.
 void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->slots()) {
@@ -404,8 +401,8 @@ void Unit::make_iteration() {
   TESSERA_CHECK(modules_.size() == 1,
                 "forward of a unit of several modules was called without a root unit; apply "
                 "fully_shard to the module that holds all of them, and call that module");
-  // A unit that is called before a root is known becomes a root. If the model has another root, the
-  // first call of that root makes the unit part of the root's IterationState.
+  // A unit that is called before its root is known becomes a root. A later call of the real root
+  // makes the unit part of the root's IterationState.
   const nn::ModuleBase& root = *modules_.front();
   const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
   iteration_ = std::make_shared<IterationState>(units);
@@ -416,15 +413,14 @@ void Unit::make_iteration() {
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->iteration_ = iteration_;
     unit->set_comm_context(shared_comm_context());
-    // Expert parameters are reduced over the ranks that have the same experts. The loss is the mean
-    // over all ranks with different data, so gradients are divided by the number of these ranks.
+    // Expert parameters are reduced over fewer ranks, but the loss is the mean over all ranks with
+    // different data. So the divisor is the number of ranks with different data.
     for (ParameterGroup& group : unit->groups_) {
       if (is_slice(group.mesh().all, mesh_.all)) {
         group.gradients().set_batch_ranks(mesh_.ranks());
       }
     }
-    // The label is an FQN relative to the root. A unit can have modules outside of the root, so the
-    // label is the FQN of the unit's first module inside the root.
+    // The label is an FQN relative to the root: the FQN of the unit's first module inside the root.
     const auto below = std::ranges::find_if(
         unit->modules_, [&](const nn::ModuleBase* module) { return names.contains(module); });
     unit->settings_->label = unit->is_root() ? "the root unit" : "unit '" + names.at(*below) + "'";
@@ -445,16 +441,16 @@ std::string Unit::lost_write(const std::string& writer) const {
   return "";
 }
 
-/// Returns an error message if the program has made a write that would be lost. Returns "" during
-/// forward and backward, when the unit, not the program, has installed unsharded parameters.
+/// Returns an error message if a write of the program would be lost. During forward and backward
+/// the unsharded parameters come from the unit, so the result is "".
 std::string Unit::write_by_hand() const {
   const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
   return computes || !installed() ? ""
                                   : lost_write("the program, after unshard of " + label() + ",");
 }
 
-/// Throws Error if the program has written to unsharded parameters. The check precedes all gathers,
-/// because a gather can free the memory that was written.
+/// Throws Error if the program has written to unsharded parameters. The check must precede all
+/// gathers, because a gather can free the written memory.
 void Unit::refuse_write_by_hand() const {
   const std::string lost = write_by_hand();
   TESSERA_CHECK(lost.empty(), lost);
@@ -487,9 +483,8 @@ void Unit::enter_as_root() {
 
 void Unit::await_compute() {
   const bool between = iteration_ == nullptr || !iteration_->is_under_way();
-  // Outside of an iteration the program can have written the shards since parts were cached
-  // (Options::post_forward_mesh_size), so the cached parts are dropped. Within an iteration the
-  // program must not write the shards, so the cached parts are kept for backward.
+  // Outside of an iteration the program can have written the shards, so the cached parts
+  // (Options::post_forward_mesh_size) are dropped. Within an iteration the cached parts stay valid.
   if (between) {
     each(&GatheredState::drop_piece);
   }
@@ -502,12 +497,12 @@ void Unit::await_compute() {
     }
     free_outdated(holding, comm_context());
   }
-  // Earlier work on the compute stream can write the shards, so later gathers wait for this work.
+  // Later gathers wait for earlier work on the compute stream, which can write the shards.
   comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 
 /// Throws Error if this rank has written to shards whose old values are still gathered. Not
-/// collective, unlike await_compute(), because a loss function can call the unit many times.
+/// collective, because a loss function can call the unit many times.
 void Unit::refuse_outdated() {
   for (const ParameterGroup& group : groups()) {
     TESSERA_CHECK(
@@ -518,7 +513,7 @@ void Unit::refuse_outdated() {
 }
 
 /// In training, checks that all trainable parameters of the called module are in units. Checks
-/// again only if a parameter slot or the requires_grad of a parameter has changed.
+/// again only after a change of a parameter slot or of requires_grad.
 void Unit::check_all_in_units() {
   if (!c10::GradMode::is_enabled() || mesh_.ranks() == 1) {
     return;

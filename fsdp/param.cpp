@@ -18,10 +18,8 @@
 
 namespace tessera::fsdp {
 
-// sharded_spec() returns the sharding spec of a parameter's shard. A plain tensor is sharded on
-// FSDP's mesh, a tensor-parallel tensor on the mesh that joins FSDP's mesh and the tensor's mesh.
-// fully_shard calls sharded_spec() for all parameters of a unit (unit_spec.cpp) before any
-// parameter changes.
+// Returns the sharding spec of a parameter's shard. A plain tensor is sharded on FSDP's mesh, a
+// tensor-parallel tensor on the mesh that joins FSDP's mesh and the tensor's mesh.
 
 namespace {
 
@@ -29,9 +27,8 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-/// Whether two slices of one root mesh extend along the same dimension of the root mesh. Names are
-/// not enough: flattened slices can share a dimension and have no common name. Slices along
-/// different dimensions have only this rank in common.
+/// Whether two slices of one root mesh extend along the same dimension of the root mesh. Flattened
+/// slices can share a dimension but no name, so names are not compared.
 bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
   return std::ranges::count_if(a.ranks(), [&](int rank) {
            return std::ranges::find(b.ranks(), rank) != b.ranks().end();
@@ -39,8 +36,7 @@ bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
 }
 
 /// Returns the submesh of the common root mesh that has the dimensions of both meshes. Dimensions
-/// from flatten() or unflatten(), which the root mesh lacks, come first; the root mesh's dimensions
-/// follow in their order.
+/// from flatten() or unflatten() come first, then dimensions of the root mesh.
 DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
                        const std::string& name) {
   const DeviceMesh& mesh = data_mesh.all;
@@ -66,8 +62,7 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
     return contains(persistent, dim) || contains(others, dim);
   });
-  // The root mesh lacks the names that unflatten() made, so each dimension is looked up in its own
-  // mesh.
+  // The root mesh lacks names from unflatten(), so each dimension is looked up in its own mesh.
   std::vector<DeviceMesh> parts;
   for (const std::string& dim : names) {
     parts.push_back((contains(persistent, dim) ? data_mesh.persistent() : outer)[dim]);
@@ -75,8 +70,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   return DeviceMesh::concatenate(parts);
 }
 
-/// Converts `layout` from mesh `from` to mesh `to`, which has more dimensions. A Layout refers to
-/// mesh dimensions by index, so the name of each dimension gives the index in `to`.
+/// Converts `layout` from mesh `from` to mesh `to`, which has more dimensions. Dimensions are
+/// matched by name.
 Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const DeviceMesh& to) {
   Layout::Dims dims = layout.dims();
   for (std::vector<Digit>& digits : dims) {
@@ -89,9 +84,9 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// A tensor dimension consists of Digits (sub-dimensions). FSDP splits the last Digit. In a fused
-/// weight, the first Digit is the number of fused blocks. Returns the last Digit, or nullptr if a
-/// mesh dimension already splits an earlier Digit.
+/// A tensor dimension consists of Digits (sub-dimensions), and FSDP splits the last Digit. Returns
+/// this Digit, or nullptr if a mesh dimension already splits an earlier Digit. The first Digit of a
+/// fused weight counts its blocks.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -126,8 +121,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
     dims = renumbered(*spec.layout, spec.mesh, joined);
   }
   if (dim) {
-    // FSDP splits the local shard of each tensor-parallel rank, and each block of a fused weight
-    // (q, k and v in one matrix) separately.
+    // FSDP splits each tensor-parallel rank's local shard. In a fused weight (q, k and v in one
+    // matrix), FSDP splits each block separately.
     Digit* digit = digit_to_split(dims[static_cast<std::size_t>(*dim)]);
     TESSERA_CHECK(digit != nullptr, "fully_shard: dimension ", *dim, " of ", name, " of sizes ",
                   tensor.sizes(), " is split as ", to_string(*sharding_spec(tensor).layout),
@@ -139,10 +134,9 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
   return {joined, Layout::intern(joined.shape().sizes(), std::move(dims))};
 }
 
-// Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
-// tensor-parallel ranks, computed after the reduction. All ranks must take part in this sum. A rank
-// without tokens has a zero gradient, in any layout; a rank that skipped the module has no
-// gradient. So the ranks agree on the process group of the sum.
+// Under sequence parallelism, the gradients of replicated parameters need a sum over the
+// tensor-parallel ranks. All ranks must take part, even ranks without tokens. So the ranks agree on
+// the process group of the sum.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {
@@ -221,9 +215,8 @@ void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
   candidates_.clear();
 }
 
-// Unreduced gradients are stored in the tensor that the program sees as `.grad`, so a program that
-// drops `.grad` also drops the unreduced gradients. A separate list would keep them, because
-// libtorch does not notify about a dropped `.grad`.
+// Unreduced gradients are stored in the placeholder tensor that the program sees as `.grad`. So a
+// program that drops `.grad` also drops the unreduced gradients.
 
 UnreducedGradient::UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier,
                                      std::string name)
@@ -271,8 +264,8 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
   return tessera::detail::impl_cast<UnreducedGradient>(gradient);
 }
 
-// The tensors of ShardedParameter: the shard replaces the original tensor in the module; forward
-// and backward use the unsharded tensor. The following functions are not collective.
+// The shard replaces the original tensor in the module; forward and backward use the unsharded
+// tensor. The following functions are not collective.
 
 namespace {
 
@@ -295,8 +288,8 @@ std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// Returns the origin (ShardedParameter::origin) of a parameter's values before FSDP splits the
-/// parameter. A tensor-parallel shard has the origin of the whole tensor. 0: the origin is unknown.
+/// Returns the origin (ShardedParameter::origin) of a parameter that FSDP has not split yet. A
+/// tensor-parallel shard has the origin of the whole tensor. 0: unknown.
 std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
   const at::Tensor& tensor = slot.get();
   if (!slot.initialized() || tensor.is_meta()) {
@@ -326,8 +319,8 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
   sharded_ = make_distributed(shard, spec.sharding, original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
   const std::int64_t origin = shape_.dim && shape_.ranks > 1 ? origin_before_cut(*slot_) : 0;
-  // From now on, any use of the original tensor throws Error. Otherwise code that still uses the
-  // original tensor would train values that the model never reads.
+  // From now on, any use of the original tensor throws Error, because the model no longer reads
+  // this tensor.
   nn::retire_parameter(original, sharded_, "fully_shard or replicate");
   slot_->set_persistent(sharded_);
   if (origin != 0) {
@@ -371,7 +364,7 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
 }
 
 /// Makes the autograd node that replaces the shard's gradient accumulator. libtorch has only a weak
-/// pointer to the node, so stand_in_ owns the node. A dtype conversion of the shard drops the node.
+/// pointer to the node, so stand_in_ owns the node.
 void ShardedParameter::install_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);
@@ -436,7 +429,7 @@ UnreducedGradient& ShardedParameter::unreduced_gradient() {
   return *unreduced(gradient);
 }
 
-/// If no unreduced gradient is left, replaces the placeholder in `.grad` by the reduced gradient.
+/// If no unreduced gradient is left, `.grad` becomes the reduced gradient.
 void ShardedParameter::settle_unreduced() {
   at::Tensor& gradient = sharded_.mutable_grad();
   const UnreducedGradient* waiting = unreduced(gradient);
@@ -458,8 +451,7 @@ void ShardedParameter::mark_expected() {
   }
 }
 
-/// Checks whether the program has dropped the gradient since the last check; libtorch does not
-/// notify about a dropped gradient.
+/// Checks whether the program has dropped the gradient since the last check.
 void ShardedParameter::notice_drop() {
   const UnreducedGradient* waiting = unreduced(sharded_.grad());
   const bool expects = waiting != nullptr && waiting->expects;
@@ -474,7 +466,7 @@ void ShardedParameter::notice_drop() {
 }
 
 /// Called when the oldest reduction in progress has ended. Returns false if the program has dropped
-/// the gradient since the reduction began; the result is then discarded.
+/// the gradient in the meantime; the caller then discards the result.
 bool ShardedParameter::arrives() {
   notice_drop();
   --expected_;
@@ -502,19 +494,18 @@ void ShardedParameter::settle_expected() {
 namespace {
 
 /// Makes a distributed tensor from a plain gradient of a distributed parameter. A plain gradient is
-/// complete: every rank of the mesh computed the same values. Such a gradient arises, for example,
-/// if forward copied a distributed result into a plain tensor.
+/// complete on every rank, for example after forward copied a distributed result into a plain
+/// tensor.
 at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
   return make_distributed(
       whole, {of.mesh, Layout::replicated(of.layout->mesh_sizes(), static_cast<int>(whole.dim()))},
       whole.sizes().vec());
 }
 
-/// Removes the gradient from `unsharded` and returns it, in the parameter's layout or as a pending
-/// sum over one process group. Computes any other pending sum at once, in dtype `dtype`.
+/// Removes the gradient from `unsharded` and returns the gradient, in the parameter's layout or as
+/// a pending sum over one process group. Computes all other pending sums, in dtype `dtype`.
 UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dtype) {
-  // If the gradient stayed in `.grad`, the next backward would add to it, and the gradient would
-  // count twice.
+  // The gradient must leave `.grad`; otherwise the next backward would count the gradient twice.
   at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
   if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
     return {gradient, nullptr, gradient.defined()};
@@ -526,8 +517,8 @@ UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dty
   if (sharding_spec(gradient).layout == to.layout) {
     return {local_tensor(gradient), nullptr, true};
   }
-  // The pending sum is computed later: a shard is smaller than the whole gradient, and one
-  // all-reduce then sums the gradients of many parameters.
+  // The sum is computed later, because a shard is smaller and many parameters can then share one
+  // all-reduce.
   if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
     return {local_tensor(gradient), group, true};
   }
@@ -571,9 +562,8 @@ UnshardedGradient ShardedParameter::take_unreduced() {
   return sum;
 }
 
-/// Puts the accumulated gradient into `.grad` of the unsharded parameter, so that autograd adds new
-/// gradients, in the dtype of the accumulated gradient. Not done if a new gradient can be a pending
-/// sum: autograd would compute this sum at once, possibly on this rank only.
+/// Autograd adds new gradients to `.grad` of the unsharded parameter. A pending sum must not be
+/// added: autograd would compute the sum at once, possibly on this rank only.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
       unsharded_.grad().defined()) {
@@ -641,8 +631,8 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
-    // With kAdded, settle_use() keeps the gradient, even if no rank has used the parameter since,
-    // because `.grad` existed before this addition.
+    // `.grad` existed before this addition. So settle_use() keeps the gradient even if no rank has
+    // used the parameter since.
   } else if (accumulation_ == Accumulation::kSettled) {
     accumulation_ = Accumulation::kAdded;
   }
@@ -754,8 +744,8 @@ void ShardedParameter::settle_use(bool by_any_rank) {
   if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
     gradient_place().reset();
   } else if (accumulation_ == Accumulation::kSettled && by_any_rank) {
-    // Only other ranks used this parameter, for example ranks with other experts. This rank's shard
-    // of the gradient is zero but must be defined: the optimizer would skip an undefined gradient.
+    // Only other ranks used this parameter, for example as an expert. The gradient of this rank's
+    // shard is zero, because optimizers skip undefined gradients.
     expect();
     accumulate(at::zeros(shard().sizes(), shard().options()), /*used=*/false);
     arrive();

@@ -31,15 +31,13 @@ struct ParameterSpec {
   ShardHome home;
 };
 
-/// Returns the number of equal blocks along `dim` if tensor parallelism has split each block of
-/// `tensor` (a fused weight) separately; otherwise 1.
+/// Returns the number of blocks of a fused weight whose blocks tensor parallelism has split
+/// separately; otherwise 1. Blocks are along `dim`.
 std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
 
-/// Returns the sharding spec of `tensor` after FSDP has split dimension `dim` over the sharding
-/// dimension of `mesh` (in a fused weight, `dim` of each block). `dim` nullopt: `tensor` is
-/// replicated. The spec of a plain tensor is on `mesh`. The spec of a tensor-parallel tensor is on
-/// the slice of the root mesh that has the dimensions of both meshes. Throws Error for a tensor
-/// that cannot be split further; `name` is the parameter's name in the message.
+/// Returns the sharding spec of `tensor` after FSDP has split dimension `dim` (nullopt: none) over
+/// mesh.shard. A tensor-parallel tensor gets a spec on the joined mesh. Throws Error for a tensor
+/// that cannot be split further; `name` is for the message.
 ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
                           std::optional<std::int64_t> dim, const std::string& name);
 
@@ -53,33 +51,30 @@ struct UnshardedGradient {
   double divisor = 1;  ///< the number by which `local` was divided before an fp16 sum
 };
 
-/// Converts `gradient` to a term of a sum over the ranks of `pending` or, if `pending` is nullptr,
-/// to a complete gradient. If the conversion requires a sum, the call is collective over the
-/// tensor-parallel ranks, and the sum has dtype `dtype`.
+/// Converts `gradient` to a term of a sum over the ranks of `pending` (nullptr: to a complete
+/// gradient). A sum, if needed, has dtype `dtype` and is collective over the tensor-parallel ranks.
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype);
 
-/// Adds `gradient` to `sum`, in dtype `dtype` and scaled to the divisor of `sum`. If `sum` or
-/// `gradient` is a pending sum over a process group, the result is a pending sum over that group.
+/// Adds `gradient` to `sum`, in dtype `dtype` and scaled to the divisor of `sum`. The result is a
+/// pending sum if either term is a pending sum.
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient, c10::ScalarType dtype);
 
-/// The process group for a parameter's pending sums of gradients. All ranks that reduce the
-/// gradient must compute the same sum, but each rank knows only the layout of its own gradient. So
-/// the ranks agree on the process group once.
+/// The process group over which a parameter's gradients must still be summed. A rank only knows the
+/// layout of its own gradient, so the ranks agree on the process group once.
 class PartialGradGroup {
  public:
   /// `spec`: the spec that tensor parallelism gave the parameter; nullopt for a plain parameter.
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
-  /// The process group over which gradients must still be summed; nullptr if no sum is needed.
-  /// Before the ranks have agreed: a process group for which a sum may become necessary.
-  /// converted() makes a complete gradient a term of this sum.
+  /// Returns the process group of the sum; nullptr if no sum is needed. Before the agreement: a
+  /// process group for which a sum may become necessary.
   comm::Communicator* group() const { return group_; }
   /// Records over which process group this rank's `gradient` must be summed.
   void note(const UnshardedGradient& gradient);
 
-  /// Returns one flag for each process group from which the ranks choose: whether this rank needs a
-  /// sum over this group. Empty once the ranks have agreed.
+  /// Returns one flag for each possible process group: whether this rank needs a sum over the
+  /// group. Empty after the agreement.
   std::vector<std::uint8_t> flags() const;
   /// Chooses the process group. `flags`: the maximum of flags() over all ranks.
   void agree(std::span<const std::uint8_t> flags);
@@ -90,18 +85,17 @@ class PartialGradGroup {
   comm::Communicator* observed_ = nullptr;
 };
 
-/// The placeholder in `.grad` of a sharded parameter while gradients of the parameter wait for a
-/// later reduction. The placeholder owns these gradients: the program drops them with zero_grad
-/// (optimizer or module) or `mutable_grad().reset()`. Other operators on the placeholder throw
-/// Error.
+/// The placeholder in `.grad` of a sharded parameter that owns the parameter's unreduced gradients.
+/// The program drops these gradients with zero_grad() or `mutable_grad().reset()`. Other operators
+/// on the placeholder throw Error.
 class UnreducedGradient final : public nn::PlaceholderGradient {
  public:
   /// `earlier`: the gradient that was in `.grad`, possibly undefined. `name`: the parameter's name
   /// in messages.
   UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier, std::string name);
 
-  /// The unsharded gradient that waits for a later reduction; nullopt if none waits. `local` of
-  /// this gradient is undefined if this rank computed no gradient.
+  /// The unsharded gradient that waits for a later reduction; nullopt if none waits. `local` is
+  /// undefined if this rank computed no gradient.
   std::optional<UnshardedGradient> unsharded;
   /// The gradient that was summed over the shard dimension but not yet over replicas (HSDP).
   UnshardedGradient scattered;
@@ -126,13 +120,13 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
 /// Returns `gradient` (`.grad` of a sharded parameter) if it is a placeholder; otherwise nullptr.
 UnreducedGradient* unreduced(const at::Tensor& gradient);
 
-/// One parameter of a unit: its nn::ParameterSlot, the persistent sharded tensor, and the unsharded
-/// tensor for forward and backward. "Unsharded" refers to FSDP's mesh dimension: under tensor
-/// parallelism the unsharded tensor is still distributed on the other mesh dimensions.
+/// One parameter of a unit: its nn::ParameterSlot, its sharded tensor, and the unsharded tensor for
+/// forward and backward. Under tensor parallelism the unsharded tensor is still distributed over
+/// the tensor-parallel ranks.
 class ShardedParameter {
  public:
-  /// Splits the tensor in `spec.slot` and puts this rank's shard into the slot. A shard that is not
-  /// on the meta device moves to the device of `spec.home`. Not collective.
+  /// Splits the tensor in `spec.slot` and puts this rank's shard into the slot, on the device of
+  /// `spec.home` (a meta shard stays). Not collective.
   explicit ShardedParameter(const ParameterSpec& spec);
 
   const std::string& name() const { return name_; }
@@ -162,31 +156,30 @@ class ShardedParameter {
   /// The tensor for forward and backward; undefined until set_unsharded() is called.
   const at::Tensor& unsharded() const { return unsharded_; }
 
-  /// An id of the tensor from which the shard was cut, equal on all ranks that have parts of this
-  /// tensor: a hash of some of the tensor's values, or of the seed by which the parameter was
-  /// filled after sharding. 0: unknown, or this rank has no part of the tensor.
+  /// An id of the tensor from which the shard was cut: a hash of values or of the random seed.
+  /// Equal on all ranks with parts of this tensor. 0: unknown, or no part on this rank.
   std::int64_t origin() const;
   /// Returns a number that grows with each write to the shard, as autograd's version counter does.
   std::uint64_t version() const;
   /// Whether nn::to_empty or a load has put another tensor into slot().
   bool is_replaced() const;
-  /// If the program has put a tensor into slot(), makes this tensor the shard and returns true.
-  /// Throws Error if the new tensor, or new data of the old shard, has another layout.
+  /// Makes a tensor that the program has put into slot() the shard and returns true. Throws Error
+  /// if the new tensor, or new data of the old shard, has another layout.
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf whose local part is `local`.
   void set_unsharded(const at::Tensor& local);
   /// A function that makes the autograd node for the gradient of the sharded tensor
-  /// (nn::StandInGradient). After adopt() has changed the shard, a new node is made.
+  /// (nn::StandInGradient).
   using MakeStandIn =
       std::function<tessera::detail::NodePtr<tessera::detail::Node>(const at::Tensor& sharded)>;
   void set_stand_in(MakeStandIn make);
 
-  /// `notice` is called once in each backward, when the gradient of the unsharded tensor is
-  /// computed but not yet added to `.grad`.
+  /// `notice` is called once in each backward, just before the gradient of the unsharded tensor is
+  /// added to `.grad`.
   void set_gradient_notice(std::function<void()> notice) { notice_ = std::move(notice); }
 
-  /// Makes writes to the shard since the last call count as a write to the unsharded tensor.
-  /// Autograd then rejects the backward of a forward that ran before the write.
+  /// Counts writes to the shard since the last call as a write to the unsharded tensor. Autograd
+  /// then rejects a backward through the old values.
   void count_writes();
 
   /// Called when forward begins to use the unsharded tensor, and when unshard() has installed it.
@@ -200,21 +193,19 @@ class ShardedParameter {
 
   /// Returns the reduced gradient of the shard; undefined if there is no gradient.
   const at::Tensor& gradient() const;
-  /// To be called when a reduction begins. The reduction's result is later passed to accumulate()
-  /// or leave_to_replicas(). Results arrive in the order in which the reductions began.
+  /// To be called when a reduction begins. Results must arrive (accumulate() or
+  /// leave_to_replicas()) in the order in which the reductions began.
   void expect();
-  /// To be called when backward has ended. While reductions are in progress, puts a placeholder
-  /// into `.grad`: a program that drops the placeholder drops the results of these reductions.
+  /// To be called when backward has ended. Puts a placeholder into `.grad` while reductions are in
+  /// progress. If the program drops the placeholder, the results are discarded.
   void mark_expected();
-  /// Adds `gradient`, a plain tensor of the shard's shape (any dtype, any device), to `.grad` of
-  /// the sharded parameter. Runs the hooks of register_hook before the addition and the
-  /// post-accumulate-grad hook after the addition. `used`: whether this rank contributed to
-  /// `gradient`. An offloaded shard's gradient is copied to CPU memory, asynchronously unless hooks
-  /// of register_hook read the gradient; arrive() then completes the addition. Throws Error if
-  /// `.grad` or the result of a hook does not have the parameter's layout.
+  /// Adds the plain tensor `gradient` (the shard's shape, any dtype and device) to `.grad` of the
+  /// sharded parameter, and runs the hooks. `used`: whether this rank contributed. For an offloaded
+  /// shard, arrive() completes the addition. Throws Error for another layout in `.grad` or a hook's
+  /// result.
   void accumulate(const at::Tensor& gradient, bool used);
-  /// Completes accumulate() for a shard in CPU memory (offload_policy). The CPU must have waited
-  /// for the gradient's copy to CPU memory.
+  /// Completes accumulate() for a shard in CPU memory (offload_policy), after the CPU has waited
+  /// for the gradient's copy.
   void arrive();
   /// Drops the gradients that arrive() would add; to be called after a failed backward.
   void forget_arrivals();
@@ -223,12 +214,12 @@ class ShardedParameter {
   bool has_hooks() const;
   /// Whether this rank contributed to the gradients accumulated since the last settle_use().
   bool used() const { return used_; }
-  /// To be called instead of accumulate() if this rank has the whole tensor and did not use the
-  /// parameter. Adds no gradient and calls no hook.
+  /// Replaces accumulate() if this rank has the whole tensor and did not use the parameter. Adds no
+  /// gradient and calls no hook.
   void skip_unused();
   /// To be called when the accumulated gradient is complete. `by_any_rank`: whether any rank used
-  /// the parameter. If not, removes a gradient that was created since the last settle_use(). If
-  /// only other ranks used the parameter, this rank's shard of the gradient becomes zero.
+  /// the parameter; if not, removes new gradients. A rank that did not use the parameter gets a
+  /// zero gradient.
   void settle_use(bool by_any_rank);
 
   // Gradients in `.grad` that wait for a later reduction (UnreducedGradient).
@@ -239,18 +230,16 @@ class ShardedParameter {
   /// dropped the gradient since.
   bool has_unreduced() const;
   UnshardedGradient take_unreduced();
-  /// To be called when backward reaches the unit. Unless the next gradient can be a pending sum,
-  /// makes the accumulated gradient the `.grad` of the unsharded tensor. Until take_unsharded() or
-  /// drop_unsharded(), autograd adds to this `.grad`; a matrix product can do the addition itself
-  /// (detail::OpenGradient).
+  /// To be called when backward reaches the unit. Moves the accumulated gradient into `.grad` of
+  /// the unsharded tensor, where autograd adds to the gradient. Does nothing if the next gradient
+  /// can be a pending sum.
   void restore_accumulated_grads();
-  /// Removes the gradient, restored or new, from the unsharded tensor and returns it. A pending sum
-  /// over one process group stays pending. A gradient of another layout than the parameter's is
-  /// redistributed in dtype `dtype` (collective). A plain gradient counts as complete. Throws Error
-  /// if the program has dropped a restored gradient.
+  /// Removes the gradient from the unsharded tensor and returns the gradient; a pending sum over
+  /// one process group stays pending. Redistributes a gradient of another layout (collective, in
+  /// `dtype`). Throws Error if the program has dropped a restored gradient.
   UnshardedGradient take_unsharded(c10::ScalarType dtype);
-  /// Drops the gradient that a failed backward left in the unsharded tensor. A restored gradient
-  /// stays accumulated and includes what the failed backward has added.
+  /// Drops the gradient that a failed backward left in the unsharded tensor. Restored gradients
+  /// stay accumulated.
   void drop_unsharded();
   /// Adds a gradient of the shard to the gradient that waits to be summed over replicas.
   void leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype);
@@ -297,7 +286,7 @@ class ShardedParameter {
   std::uint64_t counted_version_ = 0;  ///< the shard's version when count_writes() last ran
   std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version when begin_use() last ran
   int expected_ = 0;                   ///< number of reductions of the gradient in progress
-  /// The program has dropped the results of the oldest `discarded_` reductions in progress.
+  /// The program has dropped the results of the `discarded_` oldest reductions in progress.
   int discarded_ = 0;
   const UnreducedGradient* marked_expected_ = nullptr;
   at::Tensor restored_from_;          ///< the placeholder from which the gradient was restored

@@ -13,9 +13,8 @@
 
 namespace tessera::fsdp {
 
-// ParameterGroupShards owns the memory of a parameter group's shards. Before the first forward, and
-// after a conversion or a load, the shards move into one flat buffer, so that the all-gather needs
-// no copy. Optimizers reference the shards, so the tensor objects stay the same.
+// Before the first forward, and after a conversion or a load, a group's shards move into one flat
+// buffer for the all-gather. Optimizers reference the shards, so the tensor objects stay the same.
 
 namespace {
 
@@ -25,8 +24,7 @@ FlatBufferLayout layout_of(const std::vector<ShardedParameter>& parameters, cons
   for (const ShardedParameter& parameter : parameters) {
     shapes.push_back(parameter.shape());
   }
-  // grouped() groups by dtype and mesh, so all parameters of a group have one dtype and one
-  // ShardHome.
+  // grouped() gives all parameters of a group one dtype and one ShardHome.
   const ShardedParameter& first = parameters.front();
   return {shapes, first.dtype(), policy, first.home(), mesh.device()};
 }
@@ -81,8 +79,8 @@ void ParameterGroupShards::lay_out() {
                     parameters_.front().shard().options().pinned_memory(layout_.home().pinned));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor place = shard_of(flat_, layout_.segments()[i], mesh_.shard.local_rank());
-    // The memory of an old shard is freed with its last reference, so for a moment the group has
-    // two copies of its shards.
+    // Each old shard's memory is freed with its last reference, so two copies of the shards can
+    // exist for a moment.
     place.copy_(parameters_[i].shard());
     tessera::detail::move_onto(parameters_[i].shard(), place.storage(), place.storage_offset());
   }
@@ -143,11 +141,9 @@ void ParameterGroupShards::check_types() const {
   }
 }
 
-// GatheredState gathers the shards of a parameter group into the unsharded parameters, and frees
-// the unsharded parameters. start_unshard() and unshard() are separate, so that a gather overlaps
-// another unit's computation. A stream can reuse its own memory only after the stream has waited
-// for the last user of the memory; each wait() and record() in GatheredState is needed for this
-// rule.
+// GatheredState gathers shards into the unsharded parameters. A separate start_unshard() lets a
+// gather overlap another unit's computation. Every wait() and record() prevents that a stream
+// reuses memory before the last user has finished.
 
 namespace {
 
@@ -155,7 +151,7 @@ using comm::Lane;
 using comm::LaneScope;
 
 /// Runs `act`, which starts an all-gather or waits for one. If ranks called different collectives,
-/// adds to the error a hint about units that only some ranks run.
+/// the error gets a hint about units that only some ranks run.
 template <class Act>
 void gathering(Act&& act) {
   try {
@@ -195,8 +191,7 @@ void GatheredState::lay_out(CommContext& context) {
   context.streams().order(Lane::kCompute, Lane::kAllGather);
 }
 
-/// Whether the all-gather can write into the unsharded tensors, so that nothing is copied
-/// afterwards.
+/// Whether the all-gather can write directly into the unsharded tensors.
 bool GatheredState::gathers_in_place() const {
   return layout().splits_rows() && layout().ranks() > 1 && group().moves_groups_in_place();
 }
@@ -222,8 +217,8 @@ bool GatheredState::start_unshard(CommContext& context) {
 
 void GatheredState::start_gather(CommContext& context) {
   if (post_forward_.kept()) {
-    // Each cached part (Options::post_forward_mesh_size) is a part of the memory of all unsharded
-    // tensors, so this gather fills all unsharded tensors.
+    // Each cached part (Options::post_forward_mesh_size) is a range of all unsharded memory, so
+    // this gather fills all unsharded tensors.
     allocate_in_lane(context);
     gathering([&] {
       gather_ = post_forward_.start_gather(unsharded_.flat(), settings_->label, context.streams());
@@ -272,8 +267,8 @@ void GatheredState::start_gather_packed(CommContext& context) {
 }
 
 void GatheredState::unshard(CommContext& context) {
-  // Writes to the shards are counted even if the group is still unsharded: the program must see no
-  // difference between a group that stayed gathered and a group that was gathered again.
+  // Counts writes even if the group is already unsharded, so that reuse and a new gather have equal
+  // effects.
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.count_writes();
   }
@@ -315,8 +310,8 @@ void GatheredState::install_sharded() {
   }
 }
 
-/// The compute stream waits for the gather. The all-gather stream waits too, because the all-gather
-/// stream owns the memory that the gather reads.
+/// The compute stream waits for the gather. The all-gather stream waits too, because this stream
+/// owns the gather's input.
 void GatheredState::wait_for_gather(CommContext& context) {
   if (layout().ranks() == 1) {
     return;
@@ -380,8 +375,8 @@ void GatheredState::fill(CommContext& context) {
   kernels::copy_all(tensors, shards, /*non_blocking=*/true);
 }
 
-/// Frees the unsharded memory. Memory of the all-gather stream goes to the pool and can be reused
-/// when the compute stream has finished. On a CPU the memory is freed at once.
+/// Frees the unsharded memory: memory of the all-gather stream returns to the pool, for reuse after
+/// the compute stream has finished. On a CPU the memory is freed at once.
 void GatheredState::free_unsharded(CommContext& context) {
   if (!unsharded_.allocated() && !memory_) {
     return;
@@ -458,17 +453,16 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
   if (layout().ranks() > 1) {
     groups.push_back(&group());
   }
-  // The first call of group() creates the communicator and is collective. So the condition for this
-  // call must be equal on all ranks: options are, but what a rank has gathered is not.
+  // The first call of group() is collective. So the condition for this call must be equal on all
+  // ranks.
   if (post_forward_.enabled()) {
     groups.push_back(&post_forward_.group());
   }
 }
 
-// GradientState has the gradients of a parameter group between backward and the optimizer. With
-// gradient sync, a unit's gradients are reduced at once. Without gradient sync, the unsharded
-// gradients are stored and added to the next reduction, which saves a collective for each
-// micro-batch but needs memory for unsharded gradients.
+// GradientState has a parameter group's unreduced gradients. With gradient sync, each backward
+// reduces gradients at once. Without gradient sync, unsharded gradients are stored for the next
+// reduction, which needs memory.
 
 namespace {
 
@@ -501,8 +495,8 @@ void GradientState::drop_all() {
 void GradientState::set_aside() {
   const c10::AutoGradMode no_grad(false);
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // Every rank must make the same decision. Whether a gradient can be computed is equal on all
-    // ranks; whether this rank has computed a gradient can differ.
+    // Every rank must decide alike. So the test is whether a gradient can exist, not whether this
+    // rank has computed one.
     if (!parameter.left_out() && (parameter.trainable() || parameter.has_unreduced())) {
       const c10::ScalarType dtype = shards_->layout().reduce_dtype();
       parameter.add_unreduced(parameter.take_unsharded(dtype), dtype);
@@ -530,8 +524,8 @@ void GradientState::mark_expected() {
   }
 }
 
-/// Warns on the rank that computed a NaN or Inf; the reduction will spread the value to all ranks.
-/// Runs only with debug checks, because the CPU waits for the device.
+/// Warns on the rank that computed a NaN or Inf, before the reduction spreads the value. Used only
+/// with debug checks, because the CPU waits for the device.
 void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
                                       const at::Tensor& gradient) const {
   if (tessera::detail::debug_checks() && gradient.defined() &&
@@ -556,9 +550,8 @@ UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter)
   return converted(std::move(gradient), sum.group(), dtype);
 }
 
-/// Saves the gradient with the fewest elements before the reduction, because the reduction spreads
-/// a NaN to all ranks. The saved gradient later shows whether this rank computed the NaN. A NaN is
-/// usually in all gradients of a rank, and checking all gradients would slow down every step.
+/// Saves the smallest gradient before the reduction spreads a NaN to all ranks. The saved gradient
+/// later shows whether this rank computed the NaN. Checking all gradients would be slow.
 void GradientState::keep_sample(const std::vector<ShardedParameter*>& parameters,
                                 const std::vector<UnshardedGradient>& gradients) {
   sampled_.reset();
@@ -582,8 +575,7 @@ void GradientState::start_reduce(CommContext& context) {
   std::vector<UnshardedGradient> gradients;
   for (ShardedParameter& parameter : shards_->parameters()) {
     // All ranks must reduce the same parameters, so the list has every parameter that can have a
-    // gradient on any rank. A parameter that was frozen after a micro-batch still has gradients of
-    // that micro-batch.
+    // gradient on any rank, also from a micro-batch before the parameter was frozen.
     if (parameter.left_out()) {
       continue;
     }
@@ -617,15 +609,14 @@ void GradientState::forget_reduction(CommContext& context) {
   }
 }
 
-// A ParameterGroup consists of shards, gathered state and gradient state. Only prepare() changes
-// the layouts of the shards and the unsharded tensors.
+// Only prepare() changes the layouts of the shards and the unsharded tensors.
 
 namespace {
 
 std::unique_ptr<ParameterGroupShards> shard_all(const std::vector<ParameterSpec>& specs,
                                                 const MixedPrecisionPolicy& policy) {
-  // Each ShardedParameter puts its shard into the model when it is constructed. No constructor
-  // throws, because checked_spec() has rejected all parameters that cannot be sharded.
+  // Each ShardedParameter puts its shard into the model. No constructor throws, because
+  // checked_spec() has rejected unsuitable parameters.
   std::vector<ShardedParameter> parameters;
   for (const ParameterSpec& spec : specs) {
     parameters.emplace_back(spec);
@@ -644,13 +635,12 @@ ParameterGroup::ParameterGroup(const std::vector<ParameterSpec>& specs,
       gradients_(*shards_, settings) {}
 
 void ParameterGroup::prepare(CommContext& context) {
-  // If nothing has changed, adopt() and laid_out() only compare pointers, so every iteration can
-  // call both functions.
+  // Without changes adopt() and laid_out() only compare pointers, so every iteration can call both.
   const bool replaced = shards_->adopt();
   if (!replaced && shards_->laid_out()) {
     return;
   }
-  // The gathered tensors are freed, because they have the old memory or the old dtype.
+  // The gathered tensors have the old memory or the old dtype, so they are freed.
   gathered_.reshard(context);
   shards_->lay_out();
   gathered_.lay_out(context);

@@ -33,8 +33,8 @@ class CommContext {
   BufferPool& pool() { return pool_; }
   tessera::detail::DeferredSums& sums() { return sums_; }
 
-  /// Starts the gradient reductions of `groups`. First finishes all earlier reductions, so that
-  /// only one unit's gradients, or one bucket's, are being reduced.
+  /// Finishes all earlier reductions, then starts the gradient reductions of `groups`. So only one
+  /// unit's (or bucket's) gradients are reduced at a time.
   void reduce(const std::vector<ParameterGroup*>& groups);
   void finish_reductions();
   /// Finishes all communication and frees all buffers. Afterwards the compute stream can use the
@@ -44,8 +44,8 @@ class CommContext {
   /// destroyed.
   void forget(std::vector<ParameterGroup>& groups);
 
-  /// To be called when the copy of a parameter's reduced gradient to CPU memory has started.
-  /// settle() waits for the copy and calls the parameter's arrive().
+  /// To be called when the copy of a reduced gradient to CPU memory has started. settle() waits for
+  /// the copy and calls the parameter's arrive().
   void expect_on_host(ShardedParameter& parameter) { on_host_.push_back(&parameter); }
   /// Keeps `tensors`, which the compute stream made, alive until another stream passes `event`.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
@@ -66,25 +66,21 @@ class CommContext {
 };
 using CommContextPtr = std::shared_ptr<CommContext>;
 
-/// A running reduction of a parameter group's gradients: reduce-scatter over the shard dimension of
-/// the mesh, all-reduce over the replica dimension (HSDP), division. Gradients are sent from
-/// autograd's memory if the communicator supports this and dimension 0 divides evenly. Otherwise
-/// gradients are packed. On a mesh of one rank nothing is packed or sent.
+/// A running reduction of a parameter group's gradients: reduce-scatter over shards, all-reduce
+/// over replicas (HSDP), division. Gradients are packed unless the communicator can send them
+/// directly and dimension 0 divides evenly.
 class GradientReduction {
  public:
-  /// Starts the reduction. `gradients`: the gradients of the unsharded `parameters`; an undefined
-  /// gradient is sent as zeros, so that all ranks send the same sizes. `divisor`: the number by
-  /// which the sum over all ranks is divided. Later changes of `settings` do not affect this
-  /// reduction. Collective over `mesh`. `parameters` must outlive the GradientReduction.
+  /// Starts the reduction. An undefined element of `gradients` is sent as zeros. `divisor`: the
+  /// divisor of the sum over all ranks. `parameters` must outlive this object. Collective over
+  /// `mesh`.
   GradientReduction(std::vector<ShardedParameter*> parameters,
                     std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
                     c10::ScalarType dtype, double divisor, std::shared_ptr<const Settings> settings,
                     CommContext& context);
 
-  /// Waits for the reduction, and adds the result to the gradients of the sharded parameters, in
-  /// the dtype of these gradients. If a gradient must also be summed over another process group,
-  /// context.sums() computes this sum first. Runs on the reduce-scatter stream or, with one rank,
-  /// on the compute stream.
+  /// Waits for the reduction and adds the result to the gradients of the sharded parameters.
+  /// context.sums() first computes any remaining sum over another process group.
   void finish(CommContext& context);
 
  private:
@@ -115,7 +111,7 @@ class GradientReduction {
   c10::ScalarType dtype_;
   double divisor_;
   std::shared_ptr<const Settings> settings_;
-  // Copies of fields of Settings: later changes of the settings do not affect this reduction.
+  // Copies of fields of Settings, so that later changes of the settings have no effect.
   bool all_reduce_;
   bool force_sum_;
   AllReduceHook hook_;
@@ -142,14 +138,13 @@ class ParameterGroupShards {
   /// is false.
   const at::Tensor& flat() const { return flat_; }
 
-  /// If parameters were replaced since the last call, makes the new tensors the shards and returns
-  /// true. Throws Error if a new tensor has another layout than its shard.
+  /// Makes tensors that replaced parameters since the last call the new shards. Returns whether
+  /// there are any. Throws Error if a new tensor has another layout than its shard.
   bool adopt();
   /// Whether no conversion or load has moved a shard since lay_out().
   bool laid_out() const;
-  /// Puts the shards into a flat buffer of the shards' current dtype. Throws Error, with the names
-  /// of the parameters, for parameters on the meta device or another wrong device, and if only some
-  /// of the parameters were converted to another dtype.
+  /// Puts the shards into one flat buffer. Throws Error for parameters on a wrong device (also
+  /// meta), and if only some of the parameters were converted to another dtype.
   void lay_out();
   /// A number that grows with each write to a shard, as autograd's version counters do.
   std::uint64_t versions() const;
@@ -168,13 +163,11 @@ class ParameterGroupShards {
   at::Tensor flat_;
 };
 
-/// The gathered state of a parameter group: the all-gather in progress, and the unsharded tensors.
-/// The unsharded tensors share one storage, which resharding frees.
+/// The gathered state of a parameter group: the all-gather in progress, and the unsharded tensors
+/// in one storage. Resharding frees the storage.
 ///
-/// If the communicator can gather several tensors in place and all shards are split on dimension 0,
-/// the all-gather writes directly into the unsharded tensors. On a mesh of one rank nothing is
-/// communicated. If the shards then have the compute dtype and device, each unsharded tensor is the
-/// shard.
+/// If possible, the all-gather writes directly into the unsharded tensors. On a mesh of one rank,
+/// the unsharded tensors are copies of the shards or the shards themselves.
 class GatheredState {
  public:
   /// `shards` must outlive this object. `post_forward_mesh_size`: the value of
@@ -199,8 +192,8 @@ class GatheredState {
   void unshard(CommContext& context);
   /// Puts the unsharded tensors into the nn::ParameterSlots, so that the unit's modules use them.
   void install_unsharded();
-  /// Puts the shards into the nn::ParameterSlots, but frees no memory. With unsharded tensors in
-  /// the slots, a forward that bypasses the hooks would compute gradients that are never reduced.
+  /// Puts the shards into the nn::ParameterSlots, but frees no memory. A forward without hooks then
+  /// cannot use the unsharded tensors.
   void install_sharded();
   bool installed() const { return installed_; }
   /// Calls install_sharded() and frees the gathered memory.
@@ -238,8 +231,8 @@ class GatheredState {
   bool installed_ = false;  ///< whether the unsharded tensors are in the parameter slots
 
   UnshardedTensors unsharded_;
-  /// The memory of the unsharded tensors if an all-gather writes directly into these tensors. The
-  /// all-gather stream owns this memory.
+  /// The memory of the unsharded tensors if an all-gather writes directly into these tensors; owned
+  /// by the all-gather stream.
   std::optional<BufferPool::Buffer> memory_;
   PostForwardShard post_forward_;
   std::uint64_t gathered_versions_ = 0;  ///< the shards' versions when the last gather began
@@ -262,22 +255,21 @@ class GradientState {
   /// Drops the gradients of the unsharded parameters and the gradients of all earlier backwards,
   /// reduced or unreduced.
   void drop_all();
-  /// Stores the gradients of the unsharded parameters unreduced (UnreducedGradient). Later
-  /// backwards add to these gradients.
+  /// Stores the gradients of the unsharded parameters unreduced (UnreducedGradient), for addition
+  /// in later backwards.
   void set_aside();
-  /// To be called before backward reaches the unsharded parameters. Where possible, backward then
-  /// adds directly to the stored gradients of earlier backwards.
+  /// To be called before backward reaches the unsharded parameters, so that backward can add
+  /// directly to stored gradients.
   void restore_accumulated_grads();
-  /// Whether a reduction with the current settings must include stored gradients of earlier
-  /// backwards, or sums that wait for the all-reduce over replicas. The result is the same on all
-  /// ranks, even if the ranks used different parameters.
+  /// Whether a reduction with the current settings must include stored gradients, or sums that wait
+  /// for the all-reduce over replicas. Equal on all ranks.
   bool awaits_reduction() const;
   /// To be called when backward has ended, if reductions can still be in progress
   /// (ShardedParameter::mark_expected).
   void mark_expected();
 
-  /// `ranks`: how many ranks each compute a loss; the model's loss is the mean of these losses.
-  /// Default: the number of ranks of this parameter group's mesh.
+  /// `ranks`: the number of ranks with a loss of their own; the model's loss is the mean of these
+  /// losses. Default: all ranks of the group's mesh.
   void set_batch_ranks(std::int64_t ranks) { batch_ranks_ = ranks; }
 
   /// Starts the reduction of the trainable parameters' gradients, including the stored gradients of
@@ -286,8 +278,8 @@ class GradientState {
   /// Waits for the reduction and adds its result to the parameters' gradients (GradientReduction).
   void finish_reduce(CommContext& context);
   void forget_reduction(CommContext& context);
-  /// Whether the gradient that keep_sample() saved (the gradient with the fewest elements) belongs
-  /// to the parameter in `slot` and has a NaN or Inf. Waits for the device.
+  /// Whether keep_sample() saved a gradient of the parameter in `slot` with a NaN or Inf. Waits for
+  /// the device.
   bool brought_nonfinite(const nn::ParameterSlot& slot) const;
 
  private:
@@ -322,15 +314,15 @@ class ParameterGroup {
   GradientState& gradients() { return gradients_; }
   const GradientState& gradients() const { return gradients_; }
 
-  /// To be called before the first unshard of an iteration. If a parameter was replaced or
-  /// converted, makes a new layout of the shards and the unsharded tensors. Throws what
-  /// ParameterGroupShards::adopt and lay_out throw. Collective unless an error is thrown.
+  /// To be called before the first unshard of an iteration. After a change of parameters, makes new
+  /// layouts and unsharded tensors. Throws what ParameterGroupShards::adopt and lay_out throw.
+  /// Collective unless an error is thrown.
   void prepare(CommContext& context);
 
   /// Marks the beginning of a forward that uses the unsharded parameters.
   void begin_use() { shards_->begin_use(); }
-  /// Returns the name of an unsharded parameter with a write since begin_use() that would be lost;
-  /// "" if no write would be lost.
+  /// Returns the name of an unsharded parameter with a write since begin_use() that would be lost,
+  /// or "".
   std::string lost_write() const { return shards_->lost_write(); }
 
   void add_replica_groups(std::vector<comm::Communicator*>& groups);
@@ -342,28 +334,23 @@ class ParameterGroup {
   GradientState gradients_;
 };
 
-// In a step, the ranks must agree on which collectives they called (agree_on_calls), which gathered
-// values are current (free_outdated) and which parameters they used (agree_on_use). These exchanges
-// send only CPU values and wait for no GPU.
+// The following functions compare state between ranks. They send only CPU values and wait for no
+// GPU.
 
-/// Checks that the ranks of each process group called the same collectives. Compares the process
-/// groups one after another: first `sharding`, then `replicating`, smaller groups first, so that
-/// larger groups learn of errors in smaller groups. Compares all groups before it throws an Error.
-/// A PeerError (another rank failed) ends the comparison at once. Collective over all these groups,
-/// which must have the same order on all ranks.
+/// Checks that the ranks of each process group called the same collectives: first groups in
+/// `sharding`, then in `replicating`, small groups first. All groups are compared before an Error;
+/// a PeerError ends the comparison. Collective over all groups, in the same order on all ranks.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating);
 
-/// If any rank has written to shards of a parameter group, frees the gathered memory of this group
-/// on all ranks: all ranks must gather again, because a gather is collective. `groups` must be the
-/// same on all ranks. Collective over the meshes of `groups`. Throws PeerError.
+/// Frees the gathered memory of a parameter group on all ranks if any rank has written to its
+/// shards. `groups` must be the same on all ranks. Collective over the meshes of `groups`. Throws
+/// PeerError.
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 
-/// The ranks that have a part of a parameter, including the ranks of tensor parallelism, agree on
-/// which parameters of `groups` were used. A parameter that no rank used gets no gradient, although
-/// zeros were reduced. A parameter that any rank used gets a gradient on all ranks. The first
-/// exchange also chooses the process group of pending sums (PartialGradGroup). One exchange serves
-/// all parameters of a mesh. Collective over the parameters' meshes. Throws PeerError.
+/// The ranks agree on which parameters of `groups` any rank used. A used parameter gets a gradient
+/// on all ranks, other parameters get none. The first exchange also chooses the process groups of
+/// pending sums (PartialGradGroup). Collective over the parameters' meshes. Throws PeerError.
 void agree_on_use(const std::vector<ParameterGroup*>& groups);
 
 }  // namespace tessera::fsdp

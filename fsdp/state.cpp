@@ -2,9 +2,8 @@
 
 namespace tessera::fsdp {
 
-// This file has the tables of legal transitions and Phase::enter, the only function that changes a
-// phase. An unexpected order of calls therefore causes an error, which names both phases, instead
-// of a wrong gradient.
+// The tables of legal phase transitions, and Phase::enter(), the only function that changes a
+// phase. A wrong order of calls causes an error instead of a wrong gradient.
 
 namespace {
 
@@ -27,18 +26,17 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
   static const std::vector<Transition<IterationPhase>> table{
       // The iteration enters kForward when the root's forward begins.
       {kIdle, kForward},
-      // The iteration enters kAwaitingBackward when the root's forward ends, if a backward within
-      // this forward has ended the iteration.
+      // The iteration enters kAwaitingBackward when the root's forward ends after a backward within
+      // this forward.
       {kIdle, kAwaitingBackward},
       // The iteration enters kBackward when backward reaches a unit that was called without the
-      // root, a result of an earlier micro-batch (pipeline parallelism), or a graph that backward
-      // has already used (create_graph, retain_graph).
+      // root, an earlier micro-batch, or a reused graph (create_graph, retain_graph).
       {kIdle, kBackward},
       // The iteration enters kForward again when the root's forward begins and the last forward
       // failed or still runs.
       {kForward, kForward},
-      // The iteration enters kIdle when the root's forward ends and no result needs a gradient, or
-      // when a unit is called without the root after the root's forward has failed.
+      // The iteration enters kIdle when the root's forward ends without a result that needs a
+      // gradient, or a unit is called without the root after a failed forward of the root.
       {kForward, kIdle},
       {kForward, kAwaitingBackward},
       // The iteration enters kBackward when a backward runs within the root's forward.
@@ -70,8 +68,8 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       {kNew, kIdle},
       // The unit enters kForward when the first of its modules is called.
       {kIdle, kForward},
-      // The unit enters kBackward when backward reaches the unit a second time: the unit ran more
-      // than once, or a graph is kept (retain_graph) or made (create_graph).
+      // The unit enters kBackward when backward reaches the unit a second time: repeated calls of
+      // the unit, retain_graph or create_graph.
       {kIdle, kBackward},
       // The unit enters kIdle when its modules have run and no result needs a gradient, or when the
       // root's forward begins after the unit's forward has failed.
@@ -82,7 +80,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       // forward failed.
       {kForward, kBackward},
       // The unit enters kIdle when the root's forward begins and the previous forward failed after
-      // autograd had recorded a first result of the unit.
+      // the unit's first recorded result.
       {kForwardRecorded, kIdle},
       // The unit enters kAwaitingBackward when all of its modules have run.
       {kForwardRecorded, kAwaitingBackward},
@@ -99,8 +97,8 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       // The unit enters kBackward when backward reaches a result of the unit, or the unit's forward
       // is recomputed.
       {kAwaitingBackward, kBackward},
-      // The unit enters kIdle when the gradients of the unit's inputs are computed, or backward
-      // ends, or the root's forward begins after a failed backward.
+      // The unit enters kIdle when its inputs' gradients are computed, when backward ends, or when
+      // the root's forward begins after a failed backward.
       {kBackward, kIdle},
   };
   return table;
@@ -183,8 +181,8 @@ std::shared_ptr<Unit> GatherOrder::next() const {
   return known ? last_[running_.size()].lock() : nullptr;
 }
 
-/// If this forward gathered no unit, keeps the order of the last forward that gathered units: units
-/// can stay unsharded over several micro-batches.
+/// Units can stay unsharded over several micro-batches. So a forward that gathered no unit does not
+/// change the order.
 void GatherOrder::end() {
   if (!running_.empty()) {
     last_ = std::exchange(running_, {});

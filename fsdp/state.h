@@ -15,8 +15,7 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 // The phases of an iteration, of a unit, and of a parameter group's gather. state.cpp has all legal
-// transitions; docs/fsdp.md gives the reasons. Legal transitions also return a unit to its idle
-// phase after a failed forward or backward, or after an iteration without a backward.
+// transitions; docs/fsdp.md gives the reasons.
 
 /// Phases of a training iteration of a root FSDP unit and the units below the root.
 enum class IterationPhase : std::uint8_t {
@@ -74,8 +73,8 @@ class Phase {
 
   P now() const { return now_; }
   friend bool operator==(const Phase& phase, P value) { return phase.now_ == value; }
-  /// Enters `next`. If legal_transitions() lacks the transition, throws Error and changes nothing.
-  /// The message has both phases and `whose`, the owner of the phase ("unit 'a'").
+  /// Enters `next`. Throws Error, and changes nothing, if legal_transitions() lacks the transition.
+  /// `whose`: the owner of the phase for the message ("unit 'a'").
   void enter(P next, const std::string& whose);
 
  private:
@@ -96,8 +95,8 @@ struct Settings {
   bool unshard_in_backward = true;
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
   std::optional<double> gradient_divisor;  ///< divisor of gradients; nullopt: the number of ranks
-  /// The all-gathers of the next forward wait for this event. Without an event, these all-gathers
-  /// wait for all earlier work on the compute stream.
+  /// The all-gathers of the next forward wait for this event or, if empty, for all earlier work on
+  /// the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;
   /// Units that this unit prefetches in forward; if empty: the next unit of the last forward.
   std::vector<std::weak_ptr<Unit>> forward_prefetch;
@@ -113,9 +112,8 @@ struct Settings {
 inline constexpr const char* kCallOnEveryRank =
     "; every rank must call each unit: apply fully_shard only to modules that all ranks call";
 
-/// The order in which the root's last forward used the units that it had gathered; the current
-/// forward prefetches in this order. Units that were already unsharded are left out, because a rank
-/// can skip such a unit, but all ranks must gather the same units.
+/// The order in which the root's last forward gathered units, for prefetches in the current
+/// forward. Units that were already unsharded are left out, because not all ranks need to run them.
 class GatherOrder {
  public:
   void begin();
@@ -123,11 +121,11 @@ class GatherOrder {
   void gathered(const std::shared_ptr<Unit>& unit);
   /// To be called when `unit` is used. Returns false if this forward has not gathered the unit.
   bool used(const std::shared_ptr<Unit>& unit);
-  /// Returns the unit that this forward will use next if this forward repeats the last forward;
-  /// nullptr if the orders already differ, or the last forward used no further unit.
+  /// Returns the unit that was used next in the last forward; nullptr if there is none or the
+  /// orders already differ.
   std::shared_ptr<Unit> next() const;
-  /// To be called when the root's forward has succeeded. The next forward prefetches in the order
-  /// of this forward, unless this forward gathered nothing.
+  /// To be called when the root's forward has succeeded. If this forward gathered units, the next
+  /// forward prefetches in the same order.
   void end();
 
  private:

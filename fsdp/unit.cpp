@@ -13,8 +13,8 @@
 
 namespace tessera::fsdp {
 
-// A unit moves the inputs of its forward to the unit's device, and casts the inputs and results of
-// forward according to the mixed-precision policy. Buffers are moved once, when the unit is made.
+// A unit moves the inputs of forward to the unit's device, and casts inputs and results as the
+// mixed-precision policy says. Buffers are moved once, when the unit is made.
 
 namespace {
 
@@ -42,8 +42,8 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   }
   for (const at::Tensor& buffer : module.buffers(/*recurse=*/false)) {
     if (is_elsewhere(buffer, device)) {
-      // The program can reference the tensor that libtorch's register_buffer returned, so the
-      // buffer is moved in place.
+      // The buffer is moved in place, because the program can reference the tensor from libtorch's
+      // register_buffer.
       buffer.set_data(buffer.to(device));
     }
   }
@@ -68,16 +68,15 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
   }
 }
 
-// libtorch's C++ modules have no backward hooks, but a unit must know when backward reaches and
-// leaves the unit. So a unit's inputs pass through an autograd node of FSDP, and its results get
-// tensor hooks.
+// libtorch's C++ modules have no backward hooks. So FSDP adds an autograd node to a unit's inputs
+// and tensor hooks to the unit's results.
 
 using tessera::detail::variable_list;
 
 using GradientHook = std::function<void(nn::TensorList gradients)>;
 
-/// An identity node that calls a callback in backward. Autograd runs the newest ready node first.
-/// This node is older than the nodes of forward, so this node runs last.
+/// An identity node that calls a callback in backward. Autograd runs the newest ready node first,
+/// so this oldest node of the unit runs last.
 struct CallAfter final : tessera::detail::Node {
   explicit CallAfter(GradientHook then) : callback(std::move(then)) {}
 
@@ -103,13 +102,11 @@ bool needs_gradient(const at::Tensor* tensor) {
   return tensor->defined() && tensor->requires_grad();
 }
 
-/// Calls `callback` when the gradients of all `tensors` are computed, that is, when backward has
-/// passed all operators that used the tensors. Replaces the tensors by views with a new autograd
-/// node. Autograd throws if the program changes such a view in place. Does nothing if no tensor
-/// requires a gradient.
+/// Calls `callback` when backward has computed the gradients of all `tensors`. Replaces the tensors
+/// by views with a new autograd node, so in-place changes of the views throw. Does nothing if no
+/// tensor requires a gradient.
 void call_after_backward(nn::TensorList tensors, GradientHook callback) {
-  // Only tensors that need a gradient become inputs of the node, because no callback needs to know
-  // which gradient belongs to which tensor.
+  // Only tensors that need a gradient become inputs of the node.
   variable_list inputs;
   for (const at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
@@ -135,8 +132,8 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
   bool any = false;
   for (const at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
-      // Backward can reach any result first, and may never reach some results, so every result gets
-      // a hook. pre_backward() ignores later calls.
+      // Every result gets a hook, because backward can reach any result first and can skip results.
+      // pre_backward() ignores later calls.
       tessera::detail::add_own_hook(*tensor, tessera::detail::OwnHook::kNotice,
                                     [callback](const at::Tensor& gradient) {
                                       callback();
@@ -148,9 +145,8 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
   return any;
 }
 
-// A unit's hooks run before and after forward and backward of its modules: they gather, prefetch,
-// free and reduce. Each hook first checks UnitPhase, because hooks also run in a recomputation and
-// in a backward with create_graph.
+// A unit's hooks run around forward and backward of its modules: they gather, prefetch, free and
+// reduce. Each hook first checks UnitPhase, because recomputation and create_graph also run hooks.
 
 /// Starts the all-gathers of the `units` that still exist, and does not wait for them.
 void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
@@ -161,8 +157,7 @@ void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   }
 }
 
-/// Adds `what` (an operation) and the unit's name to the message of an exception that libtorch
-/// throws in `act` (out of memory, for example).
+/// Adds the operation `what` and the unit's name to the message of a libtorch exception in `act`.
 template <class Act>
 auto naming(const char* what, const std::string& label, Act&& act) {
   try {
@@ -219,9 +214,9 @@ Unit::Unit(const UnitSpec& spec)
     groups_.emplace_back(parameters, mp_policy_, spec.options.post_forward_mesh_size, settings_);
   }
   buckets_left_ = groups_.size();
-  // A parameter on another mesh (an expert's, for example) differs between the ranks of the unit's
-  // mesh, so a gradient norm includes the parameters of all these ranks. Exception: a distributed
-  // tensor whose mesh contains the unit's mesh is one tensor.
+  // An expert's parameter, for example, differs between the ranks of the unit's mesh, so a gradient
+  // norm includes all these ranks. A distributed tensor whose mesh contains the unit's mesh is a
+  // single tensor.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
@@ -283,9 +278,9 @@ void Unit::free_idle_buffers() {
   }
 }
 
-/// Warns once if the ranks had different numbers of batch rows in the previous training forward and
-/// the losses of the ranks are not weighted. The program weights its loss after forward, so the
-/// warning can only come in the next forward. Different numbers can be intended.
+/// Warns once if ranks had different numbers of batch rows in the previous training forward and the
+/// losses are not weighted. The warning comes one forward later, because the program weights its
+/// loss after forward.
 void Unit::warn_of_uneven_rows() {
   const auto [least, most] = random_agreement_.rows();
   const bool said = settings_->gradient_divisor || nn::weighs_ranks();
@@ -298,9 +293,8 @@ void Unit::warn_of_uneven_rows() {
              "CrossEntropyOptions::over (if the loss is a sum, call set_gradient_divide_factor)");
 }
 
-/// Begins a scope in which random operators draw numbers by global row of the batch. The batch is
-/// the root's input, even within the forward of another model. For a unit that is called without a
-/// root, the batch is the unit's input.
+/// Begins a scope in which random operators draw numbers by global batch row. The batch is the
+/// root's input or, without a root, the unit's input.
 void Unit::begin_random_region(nn::TensorList inputs) {
   const detail::RandomRegionPtr& outer = detail::random_region();
   const std::shared_ptr<detail::BatchRows> known = outer != nullptr ? outer->rows() : nullptr;
@@ -314,9 +308,9 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
-  // Only a root's training forward exchanges the numbers of batch rows. Replicas can evaluate
-  // independently. A recomputation reuses the random numbers of its forward. After an iteration
-  // that this rank abandoned, nothing is exchanged: other ranks may call other collectives.
+  // Only a root's training forward exchanges the numbers of batch rows. Evaluations can run on one
+  // replica only; a recomputation reuses its forward's random numbers. After an abandoned
+  // iteration, other ranks may call other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -338,8 +332,8 @@ void Unit::end_call() {
 
 void Unit::pre_forward(nn::TensorList inputs) {
   random_regions_.emplace_back();
-  // Activation checkpointing computes a part of the forward again, sometimes before backward has
-  // reached the results of the unit.
+  // Activation checkpointing recomputes a part of the forward, sometimes before backward has
+  // reached the unit's results.
   if (nn::is_recomputing()) {
     pre_backward(nullptr);
   } else if (phase() != UnitPhase::kBackward || iteration_->backward_failed()) {
@@ -347,8 +341,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
   }
   begin_random_region(inputs);
   if (is_root()) {
-    // Units below the root receive tensors that the model has computed, so only the root moves
-    // inputs to the device.
+    // Only the root moves inputs to the device, because the inputs of inner units are on the device
+    // already.
     move_inputs(inputs, mesh_.device());
   }
   if (mp_policy_.restore_input_dtype) {
@@ -361,8 +355,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (phase_ == UnitPhase::kBackward) {
     unshard();
     if (nn::is_recomputing()) {
-      // A tensor-parallel matrix product looks up the autograd node that made its input, so the
-      // recomputation must add the same node as forward.
+      // A recomputation must add the same autograd node as forward: a tensor-parallel matrix
+      // product looks up the node that made its input.
       call_after_backward(inputs, [](nn::TensorList) {});
     }
   } else if (!runs_forward()) {
@@ -381,7 +375,7 @@ void Unit::begin_forward(nn::TensorList inputs) {
     to_run_.insert(modules_.begin(), modules_.end());
   }
   // In backward this hook reduces the unit's gradients. If no input needs a gradient, there is no
-  // hook, and end_backward() reduces the gradients. Without gradient recording no backward follows.
+  // hook, and end_backward() reduces the gradients.
   if (c10::GradMode::is_enabled()) {
     call_after_backward(inputs, [unit = shared_from_this()](nn::TensorList gradients) {
       unit->post_backward(gradients);
@@ -389,8 +383,8 @@ void Unit::begin_forward(nn::TensorList inputs) {
   }
 }
 
-/// The all-gather of the next unit overlaps this unit's computation. In the first forward nothing
-/// is prefetched, because the order of the units is still unknown.
+/// The all-gather of the next unit overlaps this unit's computation. The first forward prefetches
+/// nothing, because the order of the units is unknown.
 void Unit::prefetch_for_forward() {
   const std::shared_ptr<Unit> next = iteration_->gather_ahead(*this);
   if (!settings_->forward_prefetch.empty()) {
@@ -433,8 +427,8 @@ void Unit::await_backward(nn::TensorList outputs) {
       outputs, [unit = shared_from_this(), token] { unit->pre_backward(token.get()); });
   std::erase_if(recorded_calls_, [](const auto& call) { return call.expired(); });
   recorded_calls_.push_back(token);
-  // A unit of several modules enters the forward order only once, at its first module that returns
-  // a result with a gradient.
+  // A unit of several modules enters the forward order once, at its first module with a result that
+  // needs a gradient.
   if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
     return;
   }
@@ -457,7 +451,7 @@ void Unit::end_partial_forward() {
   if (runs_forward()) {
     end_forward();
   } else if (phase_ != UnitPhase::kBackward) {
-    // In phase kBackward a backward runs between two modules of the unit, and needs the parameters.
+    // In phase kBackward, a backward between two modules of the unit needs the parameters.
     free_after_forward();
   }
 }
@@ -484,8 +478,8 @@ void Unit::free_after_forward() {
   }
 }
 
-/// Whether the running backward will also reach another call of this unit. Autograd sums the
-/// gradients of all calls, and the sums are complete only after the last of these calls.
+/// Whether the running backward will also reach another call of this unit. Gradients are complete
+/// only after the last of these calls.
 bool Unit::is_called_again() const {
   const int backward = tessera::detail::backward_id();
   return std::ranges::any_of(recorded_calls_, [&](const std::weak_ptr<RecordedCall>& recorded) {
@@ -507,11 +501,11 @@ void Unit::pre_backward(RecordedCall* call) {
   if (settings_->unshard_in_backward || unsharded()) {
     unshard();
   }
-  // The packed gradients of the previous reduction use memory, so the reductions finish before
-  // prefetch_for_backward() allocates more.
+  // The reductions must finish before prefetch_for_backward() allocates memory, because packed
+  // gradients use memory too.
   comm_context().finish_reductions();
-  // finish_reductions() calls the program's hooks on other units' gradients, so accumulated
-  // gradients are restored after finish_reductions().
+  // finish_reductions() calls the program's hooks, so accumulated gradients are restored
+  // afterwards.
   each(&GradientState::restore_accumulated_grads);
   begin_buckets();
   prefetch_for_backward();
@@ -532,18 +526,17 @@ void Unit::post_backward(nn::TensorList gradients) {
     awaits_call_ = is_called_again();
     awaits_call_ ? free_after_backward() : settle_gradients();
   }
-  // With create_graph, the graph of the gradients reads the parameters. When a backward reaches
-  // these gradients, the unit is gathered again.
+  // With create_graph, the graph of the gradients reads the parameters, and a later backward
+  // gathers the unit again.
   call_before_backward(gradients, [unit = shared_from_this()] { unit->pre_backward(nullptr); });
 }
 
-// Buckets are the parameter groups of a unit under replicate(), whose parameters are whole on each
-// rank. Without buckets, a model that is one unit would be reduced only at the end of backward.
+// Under replicate(), a unit's parameter groups are called buckets. Without buckets, a model that is
+// one unit would be reduced only at the end of backward.
 
-/// Buckets are reduced early only if no other unit takes part in backward: other units reduce over
-/// the same process group, and ranks that use different parameters would then call collectives in
-/// different orders. A parameter hook can write a parameter that backward still reads, so with
-/// hooks no bucket is reduced early.
+/// Buckets are reduced early only without other units in backward. Otherwise ranks that use
+/// different parameters would call collectives in different orders. Parameter hooks also prevent
+/// early reduction, because hooks can write parameters that backward still reads.
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();
   if (buckets_backward_ >= 0 && buckets_backward_ == backward) {
@@ -558,8 +551,8 @@ void Unit::begin_buckets() {
   buckets_backward_ = early ? backward : -1;
 }
 
-/// Autograd calls note_gradient() before it adds the gradient of `parameter` to `.grad`. So the
-/// bucket of `parameter` can be reduced only in a later call.
+/// Autograd calls note_gradient() before the gradient of `parameter` is added to `.grad`, so the
+/// parameter's bucket is reduced in a later call.
 void Unit::note_gradient(const ShardedParameter& parameter) {
   if (phase_ != UnitPhase::kBackward || !settings_->gradient_sync || buckets_backward_ < 0 ||
       buckets_backward_ != tessera::detail::backward_id()) {
@@ -577,8 +570,7 @@ bool Unit::is_complete(const ParameterGroup& bucket) const {
   });
 }
 
-/// Returns the parameter groups without the buckets that are reduced already. A bucket that got
-/// another gradient after its reduction is included.
+/// Returns the parameter groups without the buckets that are completely reduced already.
 std::vector<ParameterGroup*> Unit::groups_to_reduce() {
   std::vector<ParameterGroup*> rest;
   for (std::size_t i = 0; i < groups().size(); ++i) {

@@ -26,8 +26,8 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-/// Returns the parameters of `modules` and their submodules that belong to no unit yet and are not
-/// in Options::ignored. Throws Error for a parameter that a module outside of `modules` shares.
+/// Returns the parameters of `modules` and their submodules that are in no unit and not in
+/// Options::ignored. Throws Error for a parameter that a module outside of `modules` shares.
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);
 
 /// What fully_shard decides about a unit before the model is changed.
@@ -39,8 +39,7 @@ struct UnitSpec {
 };
 
 /// Makes the UnitSpec of a unit. Calls the functions in `options` once for each parameter. Throws
-/// Error for options that contradict each other, for a parameter that cannot be placed on its mesh
-/// as the options say, and for a parameter that gets sparse gradients.
+/// Error for contradictory options and for parameters that cannot be sharded.
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
                       const DataMesh& mesh, const Options& options);
 
@@ -52,12 +51,12 @@ bool reduces_in_buckets(const UnitSpec& spec);
 /// parameters of each parameter group.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
 
-/// With several ranks, warns of the first batch norm in `root` that is in no unit yet and computes
-/// batch statistics: the statistics cover only one rank's part of the batch.
+/// With several ranks, warns of the first batch norm in `root` that is in no unit and computes
+/// batch statistics, because the statistics cover only one rank's batch rows.
 void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks);
 
-/// Returns the parameter groups whose origins (ShardedParameter::origin) the ranks compare. Called
-/// only for the first comparison.
+/// Returns the parameter groups for the first comparison of origins (ShardedParameter::origin)
+/// between ranks.
 using ParameterGroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
 
 struct RowRange {
@@ -65,18 +64,14 @@ struct RowRange {
   std::int64_t most = 0;
 };
 
-/// When a training forward begins, the ranks exchange how many batch rows each rank has and how
-/// many random operators each rank has run. A rank that skipped some random operators (a rank
-/// without batch rows, for example) continues with the other ranks' counts.
+/// When a training forward begins, ranks exchange their numbers of batch rows and their counts of
+/// random operators. A rank that skipped random operators continues with the other ranks' counts.
 class RandomAgreement {
  public:
   /// To be called when a training forward of `modules` begins. `dims`: the data-parallel mesh
-  /// dimensions. `rows`: exchanges the ranks' numbers of batch rows. `count`: the number of batch
-  /// rows on this rank. The first two calls are collective, with CPU values; a later call is
-  /// collective only if the model has drawn random numbers on any rank. The first exchange also
-  /// compares ShardedParameter::origin of the parameters of `groups`. Throws PeerError. Throws
-  /// Error, on all ranks that share a parameter, if the parameter's shards were cut from different
-  /// tensors.
+  /// dimensions. `count`: this rank's number of batch rows. The first two calls are collective;
+  /// later calls only if the model has drawn random numbers on any rank. Throws PeerError. Throws
+  /// Error if shards of a parameter in `groups` were cut from different tensors.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
@@ -96,8 +91,8 @@ class RandomAgreement {
   std::shared_ptr<tessera::detail::BatchRows> unasked_;
 };
 
-/// The state that the units of one model share: the phase of the iteration, and the order of the
-/// units in forward, for prefetches. Ends backward for all units. Not thread-safe.
+/// The state that the units of one model share: the iteration's phase and the order of the units in
+/// forward. Ends backward for all units. Not thread-safe.
 class IterationState : public std::enable_shared_from_this<IterationState> {
  public:
   /// `units`: all units in the order of the model's modules, the root first.
@@ -113,8 +108,8 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// next forward of the root.
   bool backward_failed() const;
   bool is_under_way() const { return is_open() && !backward_failed() && !forward_failed(); }
-  /// To be called when a unit is called without the root. Clears the state of a failed forward or
-  /// backward.
+  /// To be called when a unit is called without the root. Clears the state after a failed forward
+  /// or backward.
   void forget_failure();
   /// Whether the root's forward or a backward runs.
   bool runs() const { return is_under_way() && phase() != IterationPhase::kAwaitingBackward; }
@@ -126,13 +121,12 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   bool is_alone() const;
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
-  /// To be called when the root's forward begins. Prepares all units. If an earlier iteration had
-  /// no backward, frees the parameters that are still gathered, because the shards can have
-  /// changed, and returns true. Within this root's backward, throws Error and changes nothing.
+  /// To be called when the root's forward begins. Prepares all units. Frees parameters that an
+  /// iteration without backward left gathered, and returns whether there was such an iteration.
+  /// Throws Error within this root's backward.
   bool begin_forward();
-  /// To be called when the root's forward has ended. Also ends the forward of units of which some
-  /// modules did not run. Throws Error on all ranks if the ranks have gathered different units. If
-  /// no backward follows, frees the gathered parameters.
+  /// To be called when the root's forward has ended. Throws Error on all ranks if the ranks have
+  /// gathered different units. If no backward follows, frees the gathered parameters.
   void end_forward(bool backward_comes);
   void began_gather(Unit& unit);
   /// To be called when the forward of `unit` begins. Returns the unit to prefetch, or nullptr.
@@ -180,11 +174,9 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   const comm::World* rank_;  ///< the World identifies this rank
 };
 
-/// An FSDP unit: one module, or several modules that run one after another. A unit has the
-/// parameters of these modules, except parameters of inner units. The unit's hooks gather the
-/// parameters and reduce the gradients. A unit has several parameter groups if its parameters
-/// differ in dtype or mesh (experts). Every operation visits the groups in the order of the
-/// parameters, which is the same on all ranks. docs/fsdp.md draws the phases of a unit (UnitPhase).
+/// An FSDP unit: one module, or several modules that run one after another, with their parameters
+/// except those of inner units. Hooks gather the parameters and reduce the gradients. Each
+/// parameter group has one dtype and one mesh. docs/fsdp.md draws the phases of a unit (UnitPhase).
 /// Not thread-safe.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
@@ -229,11 +221,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Returns all units with the same root as this unit; only this unit if the root is unknown.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
-  /// Whether the unit has several buckets; gradient hooks of the parameters then call
+  /// Whether the unit has several buckets. If so, gradient hooks of the parameters call
   /// note_gradient().
   bool in_buckets() const { return in_buckets_ && groups_.size() > 1; }
-  /// To be called when backward has computed the gradient of `parameter`, just before the gradient
-  /// is added to `.grad`. Reduces the buckets that were complete before this call.
+  /// To be called just before the gradient of `parameter` is added to `.grad`. Reduces the buckets
+  /// that were complete before this call.
   void note_gradient(const ShardedParameter& parameter);
   /// Whether a module of the unit is running.
   bool is_called() const { return !random_regions_.empty(); }
@@ -242,8 +234,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool unsharded() const { return all(&GatheredState::unsharded); }
 
   /// To be called before a gather outside of a root's forward. Later gathers wait for the compute
-  /// stream. Frees gathered values if a rank has written the shards since the gather. Collective
-  /// outside of forward and backward.
+  /// stream. Frees outdated gathered values. Collective outside of forward and backward.
   void await_compute();
   void start_unshard();
   void unshard();
@@ -253,8 +244,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Puts the shards into the parameter slots (nn::ParameterSlot). The gathered memory stays
   /// allocated for backward.
   void install_sharded() { each(&GatheredState::install_sharded); }
-  /// Returns an error message if the program has called unshard() and then written to an unsharded
-  /// parameter: the write would be lost. Otherwise returns "".
+  /// Returns an error message if the program has written to an unsharded parameter after unshard(),
+  /// because the write would be lost; otherwise "".
   std::string write_by_hand() const;
 
   // Hooks for each call of forward, or of a registered method (register_forward_method()).
@@ -266,8 +257,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // IterationState calls the functions from here to end_backward() for each unit.
 
-  /// Frees the parameters that are still gathered after an iteration without a backward. Also
-  /// clears the state of a failed forward or backward.
+  /// Frees the parameters that an iteration without a backward left gathered. Also clears the state
+  /// of a failed forward or backward.
   void abandon_iteration();
   void begin_iteration();
   /// Called when the root's forward has ended. Warns of modules of this unit that did not run, and
@@ -316,7 +307,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     int backward = -1;  ///< id of the last backward that reached the results
   };
   /// Called when backward reaches the unit. `call`: the forward whose results backward has reached;
-  /// nullptr if backward has reached the unit through another tensor.
+  /// nullptr if backward has not reached the unit through its results.
   void pre_backward(RecordedCall* call);
   bool is_called_again() const;
   void post_backward(nn::TensorList gradients);
@@ -344,9 +335,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::unordered_set<const nn::ModuleBase*> to_run_;
   bool ran_all_ = false;  ///< whether all modules of this unit have run in this iteration
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
-  /// How many buckets the current backward has not reduced yet. On all ranks, buckets are reduced
-  /// from the last to the first, which is usually the order in which backward completes the
-  /// buckets.
+  /// The number of buckets that the current backward has not reduced yet. All ranks reduce buckets
+  /// from the last to the first.
   std::size_t buckets_left_ = 0;
   int buckets_backward_ = -1;  ///< id of the backward that can reduce buckets early; -1: none
   /// The parameters whose gradients the backward with id buckets_backward_ has computed.
@@ -372,8 +362,8 @@ std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller);
 /// Returns the units of `module` and, with `recurse`, of its submodules: each unit once, in the
 /// order of registration.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse);
-/// Returns units like the overload without `caller`, but throws Error if there is no unit. The
-/// message begins with `caller`, the name of the called function.
+/// Like units_of() without `caller`, but throws Error if there is no unit. The message begins with
+/// `caller`, the name of the called function.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
                                             const char* caller);
 
@@ -386,8 +376,7 @@ nn::detail::ModuleWalk outside_of_units();
 void move_inputs(nn::TensorList inputs, c10::Device device);
 
 /// Moves the buffers of `modules` and their submodules, except buffers of units and buffers in
-/// `ignored`. All references to a buffer (an nn::Parameter, or the result of libtorch's
-/// register_buffer) see the moved buffer.
+/// `ignored`. All references to a buffer see the moved buffer.
 void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device device,
                   const std::unordered_set<nn::SlotPtr>& ignored);
 

@@ -25,7 +25,7 @@ namespace tessera::fsdp {
 namespace {
 
 // FSDP only averages gradients, so copies of a parameter that differ between ranks would stay
-// different, without an error. So check_copies() compares hashes of the copies.
+// different. check_copies() finds such copies by hashes.
 
 // With replicas (HSDP, replicate()) every parameter has copies. Otherwise only parameters that are
 // not split have copies.
@@ -56,9 +56,8 @@ std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   return replicas;
 }
 
-/// Compares the ranks' copies of each parameter, or of its gradient. Throws Error on all ranks
-/// whose copies differ; `label` is the unit's name in the message. Collective over the groups'
-/// meshes. Does nothing if there are no copies.
+/// Throws Error on all ranks whose copies of a parameter (or of its gradient) differ. `label`: the
+/// unit's name in the message. Collective over the groups' meshes if there are copies.
 void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, Of of,
                   const std::string& label) {
   const c10::AutoGradMode no_grad(false);
@@ -79,9 +78,9 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
   }
 }
 
-// At a unit's first gather, check_same_parameters() checks (for debugging) that all ranks have
-// built equal models. Shards are padded to one size, so a collective over different parameters can
-// succeed and give a rank the values of another parameter. No other check detects this.
+// check_same_parameters() is a debug check, at a unit's first gather, that all ranks have built
+// equal models. Without the check, collectives over different models of equal size would give ranks
+// wrong parameters.
 
 /// Returns text with the number of parameters of `groups`, then one line for each parameter.
 std::string text_of(const std::vector<const ParameterGroup*>& groups) {
@@ -120,10 +119,9 @@ void compare_parameters(const DeviceMesh& mesh, c10::Device device, const std::s
        of_second, "; make the same model on every rank");
 }
 
-/// With TESSERA_DEBUG=1, checks that all ranks of `mesh`, and of the groups' own meshes, have
-/// parameters with equal names, shapes and dtypes. Throws Error on all ranks of a mesh whose
-/// parameters differ; `label` is the unit's name in the message. Collective with TESSERA_DEBUG=1;
-/// otherwise does nothing.
+/// With TESSERA_DEBUG=1, throws Error unless all ranks of `mesh` and of the groups' meshes have
+/// equal parameter names, shapes and dtypes. `label`: the unit's name in the message. Collective
+/// with TESSERA_DEBUG=1.
 void check_same_parameters(const std::vector<ParameterGroup>& groups, const DataMesh& mesh,
                            const std::string& label) {
   if (!tessera::detail::debug_checks()) {
@@ -144,8 +142,8 @@ void check_same_parameters(const std::vector<ParameterGroup>& groups, const Data
   }
 }
 
-/// Disables inference mode while the object exists. Training later uses the tensors that are made
-/// in this scope, even if a forward in inference mode made them.
+/// Disables inference mode while the object exists, because training later uses tensors that are
+/// made in this scope.
 class OutsideInferenceMode {
  public:
   OutsideInferenceMode() {
@@ -161,12 +159,12 @@ class OutsideInferenceMode {
 }  // namespace
 
 Unit::~Unit() {
-  // The destructor frees the gradient states of `groups_`. CommContext has pointers to these
-  // gradient states, so forget_reductions() removes their pending reductions from CommContext.
+  // The destructor frees the gradient states of `groups_`, so forget_reductions() removes the
+  // pending reductions of these states from CommContext.
   forget_reductions();
 }
 
-/// The constructor creates no CommContext, because units below a root use the root's CommContext.
+/// No CommContext is created here, because units below a root use the root's CommContext.
 const CommContextPtr& Unit::shared_comm_context() {
   if (comm_context_ == nullptr) {
     comm_context_ =
@@ -219,9 +217,8 @@ void Unit::forget_reductions() {
   }
 }
 
-// When a training forward begins, the ranks compare how often each rank has called random
-// operators, unless the model is known to call none. The comparison cannot wait for the first
-// random operator: a rank can skip all random operators, and the other ranks would wait forever.
+// When a training forward begins, ranks compare their counts of random operators. A comparison at
+// the first random operator would wait forever if a rank skipped all random operators.
 
 namespace {
 
@@ -275,9 +272,8 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
   }
 }
 
-// All shards of a parameter must come from the same full tensor or from the same random seed.
-// Shards from different sources can have the right shapes, so training would continue without an
-// error. So ranks compare each parameter's origin: a hash of the full tensor or of the seed.
+// Shards of a parameter from different tensors or random seeds would train without an error. So
+// ranks compare each parameter's origin: a hash of the full tensor or of the seed.
 
 /// Returns a hash of the origins (ShardedParameter::origin) of this rank's parameters of `groups`.
 std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
@@ -289,8 +285,8 @@ std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
   return hash_of(origins);
 }
 
-/// Returns a text about the parameters of `group` whose origins differ between ranks, or "". Skips
-/// ranks that have no elements of a parameter, or that loaded the parameter from a checkpoint.
+/// Returns text about the parameters of `group` with different origins, or "". Skips ranks without
+/// elements of a parameter, or that loaded the parameter from a checkpoint.
 std::string different_origins(const ParameterGroup& group) {
   const DeviceMesh& mesh = group.mesh().shard;
   if (mesh.size() == 1) {
@@ -303,9 +299,8 @@ std::string different_origins(const ParameterGroup& group) {
   return nn::detail::different_origins(mesh, origins);
 }
 
-/// Called if hash_of_origins() differs between ranks. If the shards of a parameter are parts of
-/// different tensors, throws Error on all ranks that share the parameter. Collective over the
-/// groups' meshes, with CPU values.
+/// Called if hash_of_origins() differs between ranks. Throws Error on all ranks of a parameter
+/// whose shards come from different tensors. Collective over the groups' meshes, with CPU values.
 void check_origins(const std::vector<const ParameterGroup*>& groups) {
   std::string difference;
   for (const ParameterGroup* group : groups) {
@@ -323,8 +318,8 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
                                     const std::vector<DeviceMesh>& dims,
                                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
                                     std::int64_t count, const ParameterGroupsToCompare& groups) {
-  // If a random operator of the previous forward exchanged the numbers of batch rows, all ranks
-  // took part, so all ranks know without another exchange that the model draws random numbers.
+  // If a random operator of the previous forward exchanged the batch rows, all ranks know already
+  // that the model draws random numbers.
   draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
   if (quiet_ && !draws_) {
     unasked_ = rows;
@@ -332,9 +327,9 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // The ranks' counts are usually equal, so the ranks first exchange only a hash of the counts.
-  // settle() returns the maximum over the ranks of `hash` and of ~hash. The maximum of ~hash gives
-  // the minimum of `hash`. If maximum and minimum differ, the ranks exchange the counts.
+  // Counts are usually equal, so ranks first exchange only a hash. The maximum over the ranks of
+  // ~hash gives the minimum of `hash`. If minimum and maximum differ, the ranks exchange the
+  // counts.
   const std::int64_t hash = hash_of(counts);
   const bool first = !compared_origins_;
   const auto compared = first ? groups() : std::vector<const ParameterGroup*>();

@@ -12,9 +12,8 @@
 
 namespace tessera::fsdp {
 
-// checked_spec() decides which parameters a unit has, and the placement, mesh and device of each
-// parameter. All functions in the options are called and all their results are checked before any
-// parameter changes.
+// checked_spec() decides the parameters of a unit, and the placement, mesh and device of each
+// parameter. All checks precede all changes of parameters.
 
 namespace {
 
@@ -54,16 +53,15 @@ std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor&
   return shard->dim;
 }
 
-/// Throws Error unless `size` divides the number of ranks. Otherwise the meshes of `size`
-/// neighbouring ranks (Options::post_forward_mesh_size) would differ in size.
+/// Throws Error unless `size` divides the number of ranks, because all meshes of neighbouring ranks
+/// (Options::post_forward_mesh_size) must have `size` ranks.
 void check_post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   TESSERA_CHECK(size >= 1 && mesh.shard.size() % size == 0,
                 "fully_shard: post_forward_mesh_size = ", size, " does not divide the ",
                 mesh.shard.size(), " ranks that shard; pass a divisor of that number");
 }
 
-/// Throws Error for a policy with an integer dtype, which would make parameters, gradients or
-/// results integers.
+/// Throws Error for a mixed-precision policy with an integer dtype.
 void check_computes_in_floats(const MixedPrecisionPolicy& policy) {
   for (const auto& dtype : {policy.param_dtype, policy.reduce_dtype, policy.output_dtype}) {
     TESSERA_CHECK(!dtype || c10::isFloatingType(*dtype), "fully_shard: mp_policy sets ", *dtype,
@@ -82,8 +80,8 @@ ShardHome home_of(const DataMesh& mesh, const Options& options) {
           .offloaded = true};
 }
 
-/// Throws Error if the tensor is already split on a dimension of `mesh`: the parameter is split
-/// over `mesh` and the tensor's mesh together, which would contain this dimension twice.
+/// Throws Error if the tensor is already split on a dimension of `mesh`, because the joined mesh
+/// would contain the dimension twice.
 void check_not_split(const std::string& name, const nn::ParameterSlot& slot, const DataMesh& mesh) {
   const at::Tensor& tensor = slot.persistent();
   if (!tessera::is_distributed(tensor)) {
@@ -111,8 +109,7 @@ bool makes_sparse_gradients(const torch::nn::Module& module) {
          (bag != nullptr && bag->options.sparse());
 }
 
-/// Throws Error for a parameter that gets sparse gradients. Reductions split gradients by rows, and
-/// a sparse gradient does not have all rows.
+/// Throws Error for a parameter with sparse gradients, because reductions split gradients by rows.
 void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
   for (const auto& [name, slot] : parameters) {
     for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
@@ -124,8 +121,8 @@ void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
   }
 }
 
-/// Whether `module` is a batch norm that computes statistics of the batch. In eval mode a batch
-/// norm uses its running statistics instead, if it has any.
+/// Whether `module` is a batch norm that computes batch statistics (in training, or without running
+/// statistics).
 template <class Norm>
 bool is_batch_norm(const torch::nn::Module& module) {
   const auto* norm = module.as<Norm>();
@@ -200,8 +197,7 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
 }
 
 /// Only plain parameters are reduced in buckets. The gradient of a tensor-parallel parameter can
-/// need a collective before its reduction. Collectives must have the same order on all ranks, but
-/// gradients of a bucket can be complete in a different order on each rank.
+/// need another collective, in a different order on each rank.
 bool reduces_in_buckets(const UnitSpec& spec) {
   return spec.mesh.replicas() > 1 && spec.mesh.shard.size() == 1 &&
          std::ranges::none_of(spec.parameters, [](const ParameterSpec& parameter) {
@@ -224,10 +220,9 @@ std::size_t bytes_of(const Group& group) {
                          });
 }
 
-/// Returns the buckets in the order of their parameters. Filling begins with the last parameter,
-/// because backward computes the last parameters' gradients first. A full bucket has bucket_cap_mb
-/// MiB of parameters. The first bucket to be filled has 1 MiB, as in PyTorch's DDP, so that the
-/// first all-reduce begins early.
+/// Returns the buckets in the order of their parameters. Buckets are filled from the last
+/// parameter, whose gradient backward computes first. A bucket has bucket_cap_mb MiB of parameters,
+/// the first filled bucket 1 MiB, as in PyTorch's DDP.
 std::vector<Group> buckets_of(const UnitSpec& spec) {
   const auto cap = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
   constexpr std::size_t kFirstCap = std::size_t{1} << 20U;
