@@ -42,9 +42,9 @@ struct AttentionOptions {
   std::int64_t window = 0;
   /// Dropout probability of the attention weights, in training only (docs/random.md).
   double dropout = 0;
-  /// Weights are drawn from normal(0, init_std). The weight of the output projection is drawn from
-  /// normal(0, output_init_std), unless output_init_std is 0. Initial biases are 0, and initial
-  /// weights of norms are 1.
+  /// Initial weights come from normal(0, init_std). The output projection uses output_init_std
+  /// instead, unless output_init_std is 0. Initial biases are 0, and initial weights of norms are
+  /// 1.
   double init_std = 0.02, output_init_std = 0;
   AttentionNames names{};
 };
@@ -52,8 +52,8 @@ struct AttentionOptions {
 /// Arguments of an Attention's forward in addition to the input. The hooks of FSDP and tensor
 /// parallelism do not see these tensors, because the struct has no visit_tensors() function.
 struct AttentionInputs {
-  /// Number of sequences if the input has the sizes (batch * tokens, hidden); 0 if the input is
-  /// (batch, tokens, hidden). With a 2-D input, each matrix product is a single aten::mm.
+  /// Number of sequences if the input is flattened to (batch * tokens, hidden); 0 if the input is
+  /// (batch, tokens, hidden). Matrix products of 2-D inputs are single aten::mm calls.
   std::int64_t batch = 0;
   /// Rotary tables (see rotary_embedding): (tokens, head_dim), or (batch * tokens, head_dim) if
   /// each sequence has its own positions. If undefined, no rotary embedding is applied.
@@ -61,29 +61,27 @@ struct AttentionInputs {
   /// Mask for nn::attention(), used instead of `causal` and `window`. If undefined, `causal` and
   /// `window` apply.
   at::Tensor mask{};
-  /// The ranks that share each sequence (context parallelism), or nullptr. With context parallelism
-  /// the input has only this rank's tokens, `cos` and `sin` are for the positions of these tokens,
-  /// and `mask` has a row for each token of this rank and a column for each token of the whole
-  /// sequence. In training, forward then throws Error if the dropout is above 0.
+  /// The ranks that share each sequence (context parallelism), or nullptr. The input, `cos` and
+  /// `sin` then have only this rank's tokens. `mask` has a row for each of these tokens, and a
+  /// column for each token of the sequence. Dropout above 0 in training throws Error.
   ContextParallelPtr context_parallel{};
   /// The boundaries of packed documents, used instead of a mask; attention must be causal. With
   /// context parallelism, `documents` describes the whole sequences.
   DocumentsPtr documents{};
 };
 
-/// Multi-head self-attention (Vaswani et al. 2017). Options add grouped key and value heads
+/// Multi-head self-attention (Vaswani et al. 2017), optionally with grouped key and value heads
 /// (Ainslie et al. 2023), norms of queries and keys, rotary positions and a window. x: (batch,
-/// tokens, hidden), or flattened to (batch * tokens, hidden); the result has the sizes of x.
+/// tokens, hidden), or flattened to (batch * tokens, hidden). The result has the sizes of x.
 ///
-/// Child modules: q_proj, k_proj, v_proj or qkv_proj, o_proj, and q_norm, k_norm.
-/// tensor_parallel::attention_plan() returns the parallel styles of the child modules. Under tensor
-/// parallelism each rank computes its own heads with plain tensors; forward itself does not
-/// communicate.
+/// Child modules: q_proj, k_proj, v_proj or qkv_proj, o_proj, and q_norm, k_norm. Under tensor
+/// parallelism (tensor_parallel::attention_plan()) each rank computes its own heads with plain
+/// tensors.
 class Attention : public Module<Attention> {
  public:
-  /// Throws Error for invalid options: negative sizes, heads that are not a multiple of kv_heads, a
-  /// window without `causal`, a dropout outside [0, 1), or, if head_dim is 0, a hidden size that is
-  /// not a multiple of heads.
+  /// Throws Error for invalid options: negative sizes, heads not a multiple of kv_heads, a window
+  /// without `causal`, or a dropout outside [0, 1). If head_dim is 0, the hidden size must be a
+  /// multiple of heads.
   explicit Attention(const AttentionOptions& options);
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;
@@ -93,8 +91,8 @@ class Attention : public Module<Attention> {
 
  protected:
   /// Returns softmax(q k^T) v, which has the sizes of q. q, k, v: (batch, heads, tokens, head_dim).
-  /// A derived class may override attend() to cache keys and values. `inputs` is the object that
-  /// was passed to forward; its class may be a class derived from AttentionInputs.
+  /// `inputs`: the object that was passed to forward. Derived classes may override attend(), for
+  /// example to cache keys and values.
   virtual at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionInputs& inputs);
 

@@ -28,11 +28,10 @@ struct OperatorCall {
   std::size_t index = 0;  ///< number of earlier calls of the same operator in the region
 };
 
-/// A function that is called for each operator call in a checkpointed forward. If the function
-/// returns true, the results of the call are saved; otherwise the recomputation runs the operator
-/// again. The function is called for operators that make new tensors, plain or distributed, not for
-/// views and in-place operators. A redistribution is one call of "tessera::redistribute". The
-/// function must return the same value on every rank.
+/// Returns whether a checkpointed forward saves the results of an operator call; otherwise backward
+/// runs the operator again. Called for operators that make new tensors, not for views and in-place
+/// operators. A redistribution is one call of "tessera::redistribute". The function must return the
+/// same on every rank.
 using OperatorPolicy = std::function<bool(const OperatorCall& call)>;
 
 /// Returns a policy that saves only the results of the operators in `names`.
@@ -58,8 +57,8 @@ using Rerun = std::function<void(std::span<const at::Tensor> inputs)>;
 class CheckpointedForward;
 
 /// While a CheckpointedRegionScope exists, autograd on this thread saves placeholders instead of
-/// tensors. When backward unpacks the first placeholder, the placeholder calls `rerun`, which runs
-/// the forward again. Without gradient recording the scope does nothing.
+/// tensors. The first placeholder that backward unpacks calls `rerun`, which runs the forward
+/// again.
 class CheckpointedRegionScope : tessera::detail::NoCopy {
  public:
   CheckpointedRegionScope(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,
@@ -76,21 +75,15 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
 }  // namespace detail
 
 /// Activation checkpointing (Chen et al. 2016), like PyTorch's checkpoint(use_reentrant=False).
-/// Runs fn(inputs...) and returns the result. Autograd saves only the inputs. When backward needs
-/// another tensor, backward runs fn again, and stops fn when all tensors that backward needs are
-/// recomputed. The recomputation has forward's autocast state, StrictScope, range of batch rows and
-/// random numbers (tessera::manual_seed, and libtorch's generators for the CPU and the inputs'
-/// devices). Regions may nest, and backward may run several times.
+/// Runs fn(inputs...) and returns the result. Autograd saves only the inputs. Backward runs fn
+/// again, with forward's random numbers and autocast state. Regions may nest.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///
-/// `fn` is copied, and called at most once more in each backward. `fn` must not refer to objects
-/// that are destroyed before backward. `inputs` are copied. The tensors that visit_tensors finds in
-/// `inputs` must not be modified in place before backward. If fn is collective, backward is
-/// collective, too: the recomputation repeats fn's collectives, in the same order on every rank.
-/// Backward throws Error if the recomputation saves tensors of other sizes, types, devices or
-/// layouts than forward, or if an input or a saved result was modified after forward. Throws Error
-/// in a process with another autograd engine than libtorch's, such as Python's.
+/// `fn` and `inputs` are copied. Objects to which `fn` refers must exist until backward. Input
+/// tensors must not be modified before backward. If fn is collective, backward is collective, too.
+/// Backward throws Error for modified inputs, and if fn saves other tensors than in forward. Throws
+/// Error with another autograd engine, such as Python's.
 template <class F, class... Inputs>
   requires std::invocable<F&, std::decay_t<Inputs>&...>
 auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {

@@ -25,10 +25,9 @@ struct RowCounts {
   std::vector<std::int64_t> received;  ///< numbers of rows received from each rank
 };
 
-/// Sends sent[r] rows of x to rank r of the 1-D `mesh`, and returns the rows that the ranks sent to
-/// this rank, in rank order: (sum of sent, ...) -> (sum of received, ...). The ranks exchange the
-/// counts first; a count may be 0. The gradient is exchanged in the other direction; differentiable
-/// once. Collective: two all-to-alls. Throws Error unless x has (sum of sent) rows.
+/// Sends sent[r] rows of x to rank r of the 1-D `mesh`. Returns the received rows in rank order:
+/// (sum of sent, ...) -> (sum of received, ...). Collective. Differentiable once. Throws Error
+/// unless x has (sum of sent) rows.
 std::pair<at::Tensor, RowCounts> all_to_all_uneven(const at::Tensor& x,
                                                    const std::vector<std::int64_t>& sent,
                                                    const DeviceMesh& mesh);
@@ -41,10 +40,10 @@ at::Tensor all_to_all_uneven(const at::Tensor& x, const RowCounts& counts, const
 class GroupedLinear : public Module<GroupedLinear> {
  public:
   GroupedLinear(std::int64_t experts, std::int64_t in_features, std::int64_t out_features);
-  /// Multiplies each expert's rows of x by the expert's weight: (rows, in) -> (rows, out).
-  /// counts[e]: the number of rows of this rank's expert e; rows are in the order of the experts.
-  /// `rows_are_split`: whether the ranks with copies of the weight have different rows of x, so
-  /// that the gradient of the weight is a sum over these ranks. Communicates nothing.
+  /// Multiplies each expert's rows of x by the expert's weight: (rows, in) -> (rows, out). Rows are
+  /// in the order of the experts. counts[e]: number of rows of this rank's expert e.
+  /// `rows_are_split`: whether ranks with the same weight have different rows, so that the weight's
+  /// gradient is a sum over these ranks. Communicates nothing.
   at::Tensor forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
                      bool rows_are_split = false);
   void reset_parameters(const InitContext& init) override;
@@ -110,20 +109,17 @@ class Experts;
 
 }  // namespace detail
 
-/// A mixture of SwiGLU experts (Shazeer et al. 2017; Fedus et al. 2022). A router chooses top_k
-/// experts for each token. The token's result is the sum of the results of these experts times the
-/// router's weights, plus the result of the shared expert. No token is dropped. (..., hidden) ->
-/// (..., hidden).
+/// A mixture of SwiGLU experts (Shazeer et al. 2017; Fedus et al. 2022): (..., hidden) -> (...,
+/// hidden). A router chooses top_k experts for each token, and weights the experts' results. The
+/// result of the shared expert is added. No token is dropped.
 ///
-/// With expert parallelism (apply_expert_parallel), a rank has the weights of some experts and
-/// sends each token's features to the ranks of the token's experts. forward is then collective over
-/// the ranks of the mesh: one all-to-all of token counts and two all-to-alls of features. backward
-/// makes two all-to-alls. A rank without tokens or experts makes the same calls. On a GPU the CPU
-/// waits for the token counts. The results of a token do not depend on the other tokens.
+/// With expert parallelism (apply_expert_parallel), each rank has some experts, and receives the
+/// tokens of these experts from other ranks. Forward and backward are then collective over the
+/// mesh, also for ranks without tokens.
 ///
 /// Child modules: gate (a Linear), experts.gate_proj, experts.up_proj and experts.down_proj
-/// (GroupedLinear), and shared_experts (a SwiGlu). A distributed input (tensor parallelism) is
-/// split by tokens, and the result has the layout of the input.
+/// (GroupedLinear), and shared_experts (a SwiGlu). Distributed inputs (tensor parallelism) are
+/// split by tokens; the result has the same layout.
 class MixtureOfExperts : public Module<MixtureOfExperts> {
  public:
   /// The constructor throws Error for sizes below 1, and for a top_k above the number of experts.
@@ -131,10 +127,9 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   at::Tensor forward(const at::Tensor& input);
 
   const ExpertsOptions& options() const { return options_; }
-  /// Divides the experts over the first dimension of `mesh`, as torch.chunk divides a list. Each
-  /// rank has the weights and adapters (apply_lora) of its experts. Along other dimensions of
-  /// `mesh`, ranks have the same experts and different tokens. Throws Error if the weights are
-  /// already distributed. Not collective.
+  /// Divides the experts and their adapters over the first dimension of `mesh`, as torch.chunk
+  /// does. Ranks along other dimensions have the same experts and different tokens. Not collective.
+  /// Throws Error if weights are already distributed.
   void set_expert_parallel(const DeviceMesh& mesh);
   /// For memory planning with fake tensors, for which the router computes no scores: expert 0 gets
   /// `largest_over_mean` times the mean number of tokens per expert. 1 (default): equal numbers.
@@ -164,36 +159,32 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   detail::RouterState router_state_;
 };
 
-/// Splits the experts of every MixtureOfExperts below `module` over the first dimension of `mesh`
-/// (MixtureOfExperts::set_expert_parallel). Call apply_expert_parallel() after apply_lora and
-/// parallelize_module, and before fully_shard, with Options::parameter_mesh for the experts
-/// (docs/modules/experts.md). Returns the number of mixtures. Not collective.
+/// Splits the experts of every MixtureOfExperts below `module` over the first dimension of `mesh`.
+/// Call after apply_lora and parallelize_module, and before fully_shard with
+/// Options::parameter_mesh (docs/modules/experts.md). Returns the number of mixtures. Not
+/// collective.
 std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh);
 
 /// Auxiliary losses of a model's mixtures of experts, and how evenly tokens are divided over
 /// experts.
 struct RouterLosses {
   /// Load-balancing loss (Fedus et al. 2022), as in `transformers`: experts * sum over experts of
-  /// (share of the tokens that chose the expert) * (mean probability of the expert), over the
-  /// tokens of all layers together. The loss is top_k if all experts get equally many tokens.
+  /// (share of tokens that chose the expert) * (mean probability of the expert). The loss covers
+  /// the tokens of all layers, and is top_k for balanced experts.
   at::Tensor load_balancing;
   at::Tensor z;  ///< mean squared log-sum-exp of the router's logits (Zoph et al. 2022)
   /// For each mixture of experts: the largest token count of an expert, divided by the mean count.
   std::vector<double> largest_over_mean;
 };
-/// Returns the auxiliary losses of the last training forward of each mixture of experts below
-/// `module`, and removes the records of these forwards. Before backward, add the losses, times a
-/// coefficient, to the model's loss. `mesh`: the ranks that have different rows of the batch. Each
-/// rank returns its own share of each loss. The mean of the shares over `mesh` is the loss of the
-/// whole batch, and FSDP averages the gradients in the same way. Collective: one all-reduce of the
-/// numbers of tokens over `mesh`, and two over tensor-parallel ranks, which split the tokens.
-/// Throws Error if no forward was recorded.
+/// Returns and removes the auxiliary losses of the last training forward, for each mixture of
+/// experts below `module`. Add the losses, times a coefficient, to the model's loss before
+/// backward. `mesh`: the ranks with different rows. Each rank gets its share; the mean over `mesh`
+/// is the whole loss. Collective. Throws Error without a recorded forward.
 RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh = {});
 
-/// For mixtures with ExpertsOptions::selection_bias (Wang et al. 2024): adds `rate` to the bias of
-/// experts that got fewer tokens than the mean over the experts, and subtracts `rate` from the bias
-/// of experts that got more. take_router_losses() counts the tokens between two calls. Call
-/// update_selection_bias() after each optimizer step. Every rank computes the same bias locally.
+/// Changes the selection biases of mixtures with ExpertsOptions::selection_bias (Wang et al. 2024)
+/// by `rate`: up for experts with fewer tokens than the mean, down for experts with more. Call
+/// after each optimizer step. take_router_losses() must have counted the tokens. Not collective.
 void update_selection_bias(ModuleBase& module, double rate = 1e-3);
 
 }  // namespace tessera::nn

@@ -17,8 +17,8 @@ struct Node;
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Functions that describe the backward that runs on this thread. libtorch has no public function
-// for this.
+// Functions that describe the backward that runs on this thread. libtorch's public functions only
+// start a backward.
 //
 // Canary: RunningBackwardCanary, a test of libtorch itself.
 

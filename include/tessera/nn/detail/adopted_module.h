@@ -16,8 +16,8 @@ namespace tessera::nn {
 
 namespace detail {
 
-/// A module's own parameters and buffers (not those of child modules). Each element is a name, and
-/// a function that returns the class member that stores the tensor of this name.
+/// A module's own parameters and buffers: names, and functions that return the class member of each
+/// tensor.
 using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tensor&()>>>;
 /// Appends the parameters and buffers of `module` to `found` if `module` has the class that the
 /// function handles; otherwise does nothing.
@@ -30,22 +30,22 @@ class AdoptsModule {
   virtual const torch::nn::Module& adopted_module() const = 0;
 };
 
-/// Reserves a libtorch module for one wrapper, until the returned pointer is destroyed. Throws
-/// Error if another wrapper has reserved the module, because both wrappers would shard the
-/// parameters of the module independently.
+/// Reserves a libtorch module for one wrapper while the returned pointer exists. Throws Error if
+/// another wrapper has reserved the module, because both wrappers would shard the module's
+/// parameters.
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
-/// Fills the parameters and buffers of `module` (not of its children) like reset_parameters() of
-/// libtorch. Does nothing for classes that are not libtorch's. `holder` is the Tessera module that
-/// wraps `module`; the values are written to the ParameterSlots of `holder`.
+/// Fills the parameters and buffers of `module` (not of its children) like libtorch's
+/// reset_parameters(). Does nothing for classes outside of libtorch. `holder`: the Tessera wrapper,
+/// whose ParameterSlots get the values.
 void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
                    const InitContext& init);
 
 }  // namespace detail
 
-/// Wraps a libtorch module that is inside an adopted model (nn::adopt, nn::Hooked). An
-/// AdoptedModule has the ParameterSlots of the wrapped module. The hooks of an AdoptedModule never
-/// run, because libtorch calls the wrapped module directly.
+/// Wraps a libtorch module inside an adopted model (nn::adopt, nn::Hooked). The wrapper has the
+/// ParameterSlots of the module. The wrapper's hooks never run, because libtorch calls the module
+/// directly.
 class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
  public:
   class Maker;
@@ -70,9 +70,9 @@ class AdoptedModule::Maker {
   /// libtorch's.
   explicit Maker(std::vector<detail::FindMembers> classes) : classes_(std::move(classes)) {}
 
-  /// Registers ParameterSlots in `holder` for the parameters and buffers of `module`, and child
-  /// modules for the modules inside `module`. Throws Error if no class member is known for a
-  /// parameter, or for a buffer on the meta device. `fqn`: the FQN of `module`, for messages.
+  /// Registers ParameterSlots for the tensors of `module`, and child modules for its children, in
+  /// `holder`. Throws Error for a parameter, or a buffer on the meta device, without a known class
+  /// member. `fqn`: FQN of `module`, for messages.
   void fill(ModuleBase& holder, torch::nn::Module& module, const std::string& fqn = "");
 
  private:

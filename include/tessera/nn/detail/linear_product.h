@@ -18,9 +18,9 @@ namespace tessera::nn::detail {
 /// A module with a weight and a bias. forward can leave out the bias, which a hook adds later.
 class DeferredBias {
  public:
-  /// Sets whether forward leaves out the bias, for row-wise tensor parallelism. If the weight is
-  /// sharded over its inputs, the result of forward is Partial, and the bias must be added once,
-  /// after the reduction. Not collective; every rank must pass the same value.
+  /// Sets whether forward leaves out the bias, for row-wise tensor parallelism: the bias must be
+  /// added once, after the reduction of the Partial result. Not collective; every rank must pass
+  /// the same value.
   void set_defer_bias(bool defer) { defer_bias_ = defer; }
 
  protected:
@@ -30,9 +30,8 @@ class DeferredBias {
   bool defer_bias_ = false;
 };
 
-/// Computes the matrix products of several Linears with one input x. Backward adds the Linears'
-/// gradients of x in place (`addmm_` with beta = 1). A gradient is not added in place if the
-/// addition must communicate, or if autograd records backward (create_graph).
+/// Computes the products of several Linears with one input x. Backward adds the gradients of x in
+/// place, unless the addition must communicate, or create_graph is set.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
@@ -53,10 +52,9 @@ using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Te
 /// The matrix product of a Linear. Parallel styles and fp8 conversion can replace this product.
 class ReplaceableProduct {
  public:
-  /// Makes later calls of forward(x) compute `product` instead of aten::linear. `together`: creates
-  /// the LinearProducts object that computes `product` for several modules with the same x. If
-  /// `together` is nullptr, linear_products() calls each module separately. Not collective; every
-  /// rank must set the same function.
+  /// Makes forward(x) compute `product` instead of aten::linear. `together`: makes the
+  /// LinearProducts for several modules with the same x; nullptr means separate calls. Not
+  /// collective; every rank must set the same function.
   void set_product(LinearProduct product, MakeLinearProducts together = nullptr) {
     product_ = std::move(product);
     together_ = together;
@@ -74,8 +72,8 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const a
 /// Computes linear_product() in fp8 (convert_to_fp8), with the gradients of fp8_linear().
 at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// Returns `sum` plus the matrix product of a and b. The result is written in the memory of `sum`
-/// if there is no communication and no backward is recorded. `sum` can be undefined.
+/// Returns `sum` (may be undefined) plus the product of a and b. Writes to the memory of `sum` if
+/// nothing is communicated and no backward is recorded.
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
 /// Autograd node for the gradient of an input of several matrix products. The node receives the
@@ -87,8 +85,8 @@ class SharedInputNode final : public tessera::detail::Node {
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);
 
-  /// Whether this node computes the gradient of x. Returns false after an in-place write to x: this
-  /// node's gradient then goes to the value that x had before the write.
+  /// Whether this node computes the gradient of x. False after an in-place write to x, because this
+  /// node's gradient then belongs to the earlier value of x.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
   /// Saves the weight of a matrix product. Call keep() for the matrix products in the order in
   /// which edge_of() was called.
@@ -113,12 +111,9 @@ class SharedInputNode final : public tessera::detail::Node {
   std::vector<Weight> weights_;
 };
 
-/// Computes the gradient of a weight: the matrix product of rows^T, (out, tokens), and x, (tokens,
-/// in). `output`: the index of this gradient among the outputs of the running `node`. If possible,
-/// adds the gradient in place to the weight's `.grad` and returns an undefined tensor. The addition
-/// in place requires that backward() has no list of inputs, that the weight has no hooks, and that
-/// `.grad` has the gradient's layout and mesh, and its type or (on CUDA) fp32. Communicates only as
-/// aten::mm does.
+/// Computes a weight's gradient, the product of rows^T, (out, tokens), and x, (tokens, in).
+/// `output`: the index of the gradient among the outputs of `node`. If possible, adds to the
+/// weight's `.grad` in place and returns an undefined tensor. Communicates only as aten::mm does.
 at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
                               const at::Tensor& rows, const at::Tensor& x);
 

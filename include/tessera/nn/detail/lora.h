@@ -14,10 +14,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The adapter that apply_lora() attaches to a module L, a Linear or a GroupedLinear: y = x
-/// weight^T + bias + scale * B(A(dropout(x))). The matrices are child modules of L, with PEFT's
-/// names: lora_A.weight (rank, in) and lora_B.weight (out, rank), for a GroupedLinear one matrix
-/// for each expert.
+/// The adapter that apply_lora() attaches to a Linear or GroupedLinear: y = x weight^T + bias +
+/// scale * B(A(dropout(x))). The child modules have PEFT's names: lora_A.weight (rank, in),
+/// lora_B.weight (out, rank). A GroupedLinear has one matrix for each expert.
 template <class L>
 struct LoraBranchOf {
   std::shared_ptr<L> a, b;

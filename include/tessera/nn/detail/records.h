@@ -14,9 +14,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The parts of a fused parameter: the weights of the modules that the fused module replaces.
-/// Weight files store each part as a tensor. The rows are `groups` groups of equal size; each group
-/// has rows of every part, in order, such as the q, k and v rows of one key-value head.
+/// The parts of a fused parameter; weight files store each part as a tensor. The rows are `groups`
+/// groups of equal size. Each group has rows of every part, in order, such as the q, k and v rows
+/// of one key-value head.
 struct StoredParts {
   /// A part of a fused parameter: the weight of a replaced module.
   struct Part {
@@ -25,8 +25,8 @@ struct StoredParts {
   };
   std::vector<Part> parts{};
   std::int64_t groups = 1;
-  /// Whether the parameter is a stack of matrices, (parts, out, in), and each part is one matrix,
-  /// which files store as (out, in). `rows` of each part is then 1.
+  /// Whether the parameter is a stack of matrices, (parts, out, in). Files store each part as one
+  /// matrix (out, in). `rows` of each part is then 1.
   bool stacked = false;
   /// Number of trailing segments of the parameter's FQN that do not belong to the fused module's
   /// FQN: 1 for "weight", 2 for "lora_A.weight" of an adapter.
@@ -45,9 +45,8 @@ std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& 
 /// Whether this thread is recomputing a checkpointed region for backward.
 bool is_recomputing();
 
-/// Outside of recomputations, returns counter++. In the recomputation of a checkpointed region,
-/// returns the value that the corresponding call in forward returned, and does not change the
-/// counter. Modules whose state changes at every call, such as nn::Dropout, use this function.
+/// Returns counter++ or, when a checkpointed region is recomputed, the number that the same call
+/// returned in forward. For modules whose state changes at every call, such as nn::Dropout.
 std::uint64_t replayed_count(std::uint64_t& counter);
 
 /// Counts activation-checkpointed regions, for tests. Several regions can use one CheckpointCounts
@@ -68,14 +67,13 @@ struct CheckpointCounts {
 
 class ModuleBase;
 
-/// Returns the number of data-parallel ranks among which the batch was split in the last training
-/// forward of this thread; 1 before the first training forward. A loss function calls this function
-/// to find out whether its inputs are only a part of the batch.
+/// Returns the number of data-parallel ranks in the last training forward of this thread; 1 before
+/// any. Loss functions use the number to find out whether the inputs are only a part of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
-/// Whether this thread has weighted a loss by the rank's number of batch rows: note_weighing() was
-/// called. If so, FSDP does not warn when ranks have different numbers of rows.
+/// Whether note_weighing() was called: this thread weighted a loss by the rank's number of rows.
+/// FSDP then does not warn when ranks have different numbers of rows.
 bool weighs_ranks();
 void note_weighing();
 
@@ -108,8 +106,8 @@ struct SlotRole {
   std::optional<StoredParts> stored_parts = {};
 };
 
-/// A text such as "unit 'layers.0'" that is added to the message of an error in a module's call.
-/// For example FSDP attaches a CallContext to the module of a unit.
+/// A text that is added to the message of an error in a module's call, such as FSDP's "unit
+/// 'layers.0'".
 struct CallContext {
   std::function<std::string()> text;
 };

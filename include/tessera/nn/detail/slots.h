@@ -63,35 +63,31 @@ class StandInGradient : public tessera::detail::LeafNode {
                                                  const RunBackward& run) = 0;
 };
 
-/// Makes autograd's engine use StandInGradient nodes. Later calls in the process have no effect.
-/// Does nothing if another engine, such as Python's, has replaced libtorch's engine. Then
-/// torch::autograd::grad() cannot compute the gradients of FSDP's shards.
+/// Makes autograd's engine use StandInGradient nodes. Does nothing if another engine, such as
+/// Python's, has replaced libtorch's: torch::autograd::grad() then cannot compute gradients of
+/// FSDP's shards.
 void ask_stand_ins();
 
-/// Marks a parameter tensor that the function `by` ("fully_shard") has replaced. A torch::optim
-/// optimizer that was made earlier still has the old tensor, and would update a tensor that the
-/// module no longer uses. Therefore the old tensor's gradient becomes a placeholder: step() and
-/// zero_grad() of such an optimizer throw Error with the reason. The values of the old tensor can
-/// still be read. Hooks that were registered on `replaced` (register_hook, post-accumulate) move to
-/// `replacement`, the new parameter tensor.
+/// Marks a parameter tensor that the function `by` ("fully_shard") has replaced. The tensor's
+/// gradient becomes a placeholder. An optimizer that still has the tensor then throws Error in
+/// step() and zero_grad(). Hooks on `replaced` move to `replacement`, the new parameter tensor.
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
 /// Like check_initialized(). `remedy`: the advice at the end of the message.
 void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
-/// Throws Error if libtorch's register_buffer has registered a buffer that is on the meta device,
-/// because such a buffer cannot be replaced. `caller`: name of the calling function for the
-/// message.
+/// Throws Error if libtorch's register_buffer has registered a buffer on the meta device, because
+/// such a buffer cannot be replaced. `caller`: function name for the message.
 void refuse_meta_buffers(const ModuleBase& module, const std::string& caller);
 
 }  // namespace tessera::nn
 
 namespace tessera::nn::detail {
 
-/// Returns the parameters below `module` whose FQN matches one of the patterns (matches_fqn). A
-/// tied parameter matches if any of its FQNs matches. Throws Error for a pattern that matches
-/// nothing. `caller`: the function's name in messages.
+/// Returns the parameters below `module` with an FQN that matches a pattern (matches_fqn). A tied
+/// parameter has several FQNs. Throws Error for a pattern that matches nothing. `caller`: function
+/// name for messages.
 std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
