@@ -35,9 +35,8 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// Looks up embedding rows with ATen operators, for types and devices without a kernel. Another
-/// rank's row becomes zero. Indices are not checked, because the CPU would have to wait for the
-/// device.
+/// Looks up embedding rows with ATen operators, for types and devices without a kernel. Rows of
+/// other ranks become zero. A check of the indices would have to wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;

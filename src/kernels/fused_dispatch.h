@@ -26,8 +26,7 @@ inline bool has_cuda_kernels(const at::Tensor& x) {
 }
 
 /// Runs a CUDA kernel on the device and with the dtype of `like`. In a FakeMode, only reports
-/// operator `name` and its tensors to the observer. Does nothing if `like` is empty: CUDA refuses
-/// an empty grid.
+/// operator `name` and its tensors to the observer. Does nothing if `like` is empty.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
                      at::TensorList results, const at::Tensor& like) {

@@ -1,6 +1,5 @@
 // Wraps libtorch modules so that their parameters are in slots (nn::ParameterSlot). A new tensor in
-// a slot also replaces the libtorch module's two references: the class member and the entry in the
-// parameter table.
+// a slot also replaces the module's references: the class member and the parameter table's entry.
 
 #include "tessera/nn/detail/adopted_module.h"
 

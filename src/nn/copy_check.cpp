@@ -237,7 +237,7 @@ class Comparison {
   }
 
   /// Returns the first difference between copies, the same on all ranks. Compares each copy with
-  /// the copy on the lowest rank. Prefers differences from the lowest rank's neighbour along a mesh
+  /// the lowest rank's copy. Prefers differences from the lowest rank's neighbour along a mesh
   /// dimension.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {

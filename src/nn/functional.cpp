@@ -321,8 +321,7 @@ struct Block {
 };
 
 /// Divides queries into blocks for attention with a window. The first block is only causal, unless
-/// the window is small. Other blocks have up to 512 queries and a mask, and also read the `window`
-/// - 1 keys before the block.
+/// the window is small. Other blocks have up to 512 queries and need a mask.
 std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
   const std::int64_t most = std::clamp<std::int64_t>(window, 128, 512);
   std::vector<Block> blocks{{0, std::min(tokens, std::max(window, most))}};
@@ -467,8 +466,8 @@ tessera::detail::AttentionKernel detail::packed_kernel(tessera::detail::Attentio
 // Context parallelism: token positions of a rank, and attention of a rank's two chunks to the
 // gathered keys.
 //
-// Chunks are gathered by an autograd function instead of a redistribution with views. Keys and
-// values then share one collective, and chunks are ordered while being copied.
+// An autograd function gathers keys and values in one collective, and orders chunks in the same
+// copy. A redistribution with views would need more collectives and copies.
 
 namespace {
 
@@ -588,8 +587,8 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
 };
 
 /// Gathers sequences of equal sizes and one type. Each of `parts` has this rank's head chunk and
-/// tail chunk along `dim`. Collective over the 1-D `mesh`: one all-gather. Backward: one
-/// reduce-scatter. Differentiable once. `purpose`: a string literal for traces and messages.
+/// tail chunk along `dim`. Collective over the 1-D `mesh`. Differentiable once. `purpose`: a string
+/// literal for traces and messages.
 std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, std::int64_t dim,
                                         const DeviceMesh& mesh, const char* purpose) {
   return GatherSequenceFunction::apply(at::TensorList(parts),

@@ -37,8 +37,8 @@ bool is_number(const c10::Type& type) {
          is_or_is_optional(type, c10::TypeKind::FloatType);
 }
 
-/// Returns the kind of an argument. A number that no sharding rule reads, such as a learning rate,
-/// is not in the cache key: otherwise each new value would need a new call plan.
+/// Returns the kind of an argument. Numbers that no sharding rule reads, such as a learning rate,
+/// are not in the cache key: each new value would need a call plan.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   if (is_tensor(type)) {
     return Kind::kTensor;

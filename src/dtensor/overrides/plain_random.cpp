@@ -1,6 +1,6 @@
-// Random operators of at:: on plain tensors in a RandomRegion. Their dispatch key is above
-// autograd, so that autograd records what a kernel runs. Fills draw each number by its element's
-// global index. Other random operators draw numbers in sequence, and only for whole tensors.
+// Random operators of at:: on plain tensors in a RandomRegion. The kernels run above autograd,
+// which records what a kernel calls. Fills draw each number by global element index. Other random
+// operators accept only whole tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -477,7 +477,7 @@ std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values argumen
 }
 
 /// Plans a random operator that draws by global element index. has_rule is set so that no input is
-/// gathered. Dropout reduces a Partial tensor first: dropout of terms is not dropout of their sum.
+/// gathered. Dropout first reduces a Partial tensor: dropout of terms is not dropout of their sum.
 void plan_by_element(CallPlan& plan, CallKind kind) {
   plan.kind = kind;
   plan.has_rule = true;
@@ -531,8 +531,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
 }
 
 // Local implementations of aten::embedding and aten::gather with a sharded indexed dimension. Each
-// rank selects from its shard; the sum over ranks is the result. On a CPU, an index out of range
-// throws.
+// rank selects from its shard; the sum over ranks is the result.
 
 namespace {
 

@@ -36,8 +36,8 @@
 namespace tessera::detail {
 
 // Index arithmetic of redistribution steps. A step views the local tensor as (before, digit,
-// after), or with two Digits for an all-to-all. A Digit is a factor of a tensor dimension's size
-// (see Layout).
+// after), where the Digit is a factor of a tensor dimension's size (see Layout). An all-to-all has
+// two Digits.
 
 namespace {
 
@@ -163,8 +163,8 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
   return static_cast<std::size_t>(rank);
 }
 
-// Runs the steps of a redistribution plan on this rank. A collective needs equally long chunks one
-// after another in a flat buffer, so most of this code reorders and pads chunks.
+// Runs the steps of a redistribution plan on this rank. Collectives need equally long, consecutive
+// chunks in a flat buffer, so most of this code reorders and pads chunks.
 
 /// Returns `tensor` flattened to 1-D, contiguous, and without lazy conjugation or negation.
 at::Tensor flat(const at::Tensor& tensor) {
@@ -345,8 +345,8 @@ comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
 }
 
 // Functions that run one redistribution step on a local tensor, below autograd. A result has the
-// right element order, but not the right shape. Started::rest owns the buffers until the collective
-// ends. If the first chunk is empty, all chunks are empty, and all ranks skip the collective.
+// right element order, but not the right shape. If the first chunk is empty, all chunks are empty,
+// and all ranks skip the collective.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {

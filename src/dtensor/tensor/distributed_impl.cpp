@@ -165,7 +165,7 @@ at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpec
 }
 
 // DetachedView: a view with its own copy of the elements of a gathered base. Reading the view
-// throws if the base was written. views/views.cpp repeats writes of the view on the base.
+// throws if the base was written. views/views.cpp repeats view writes on the base.
 
 namespace {
 

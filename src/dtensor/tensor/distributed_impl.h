@@ -21,7 +21,7 @@
 namespace tessera::detail {
 
 /// A view with its own copy of the elements, because the base had to be redistributed. Writes to
-/// the view are repeated on the base. After a write to the base, reading the view throws.
+/// the view are repeated on the base. A write to the base makes the view unreadable.
 struct DetachedView {
   /// The call of the view operator, to be repeated on the base after redistribution to `layout`.
   struct Replay {
@@ -34,8 +34,8 @@ struct DetachedView {
     std::optional<std::vector<std::int64_t>> strides;
   };
 
-  /// The version of the base when a view was made or last written. The results of a split() share a
-  /// Seen: the results do not overlap, so a write to one leaves the others valid.
+  /// The version of the base when a view was made or last written. All results of one split() share
+  /// a Seen, because the results do not overlap.
   struct Seen {
     /// The version counter of the base; nullopt if the base is an inference tensor, which has no
     /// version counter and must not be written.
@@ -64,10 +64,8 @@ class DistributedTensorImpl;
 void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 
 /// The TensorImpl of a distributed tensor: global sizes and strides, a local tensor, and no
-/// storage. Its dispatch key kDistributedKey is below autograd, so autograd sees one ordinary
-/// tensor.
-/// The local tensor has no autograd state, but shares the version counter, so that autograd detects
-/// a write to either tensor.
+/// storage. kDistributedKey is below autograd, so autograd sees one ordinary tensor. The local
+/// tensor shares the version counter, so that autograd detects a write to either tensor.
 class DistributedTensorImpl final : public TensorWrapper {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);

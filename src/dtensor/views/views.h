@@ -18,8 +18,8 @@ namespace tessera::detail {
 /// Appends a note to libtorch's error message: sizes are global. Programs often pass local sizes.
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
-/// Returns the global strides of each result of a view operator, or nullopt if the operator has no
-/// meta kernel. Runs the operator on meta tensors; their exceptions are thrown on all ranks.
+/// Returns the global strides of each result of a view operator, or nullopt without a meta kernel.
+/// Runs the operator on meta tensors. An exception is thrown on all ranks alike.
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 

@@ -1,4 +1,4 @@
-// AdamW for single elements. Learning rate, gradient factor and step are in device memory.
+// AdamW for single elements. The learning rate, gradient factor and step are in device memory.
 // Multiplications and additions are not fused, so that CPU and GPU give the same bits.
 #pragma once
 

@@ -34,9 +34,9 @@ struct Logits {
   }
 };
 
-/// The steps of the cross-entropy forward. kWhole: the losses with a whole vocabulary. With a split
-/// vocabulary, kTerms: this rank's maximum and terms; kRelative: terms relative to the maximum over
-/// all ranks; kLosses: losses from the terms summed over all ranks.
+/// The steps of the cross-entropy forward. kWhole computes losses with a whole vocabulary. For a
+/// split vocabulary, kTerms computes this rank's maximum and terms, kRelative rescales terms to the
+/// maximum over all ranks, and kLosses uses the summed terms.
 enum class CrossEntropyStep : std::uint8_t { kWhole, kTerms, kRelative, kLosses };
 
 struct CrossEntropy {
@@ -46,8 +46,8 @@ struct CrossEntropy {
   /// (rows): a copy of `maximum`, which an all-reduce replaces by the maximum over all ranks.
   float* all_maximum = nullptr;
   /// The terms of each row, (2 or 3, rows): sum of exp(x - m), target's logit and, for label
-  /// smoothing, sum of x - m. m is this rank's maximum; after kRelative, m is the maximum over all
-  /// ranks.
+  /// smoothing, sum of x - m. m is reference(maximum) for this rank's maximum; after kRelative, for
+  /// the maximum over all ranks.
   float* terms = nullptr;
   float* losses = nullptr;        ///< (rows): cross-entropy loss of each row
   double* log_sum_exp = nullptr;  ///< (rows): the log-sum-exp of each row

@@ -21,9 +21,9 @@ struct Embedding {
   void* out = nullptr;    ///< (count, size): the rows that were looked up in the table
 };
 
-/// Arguments of the embedding gradient kernels. The sorted indices are divided into tiles of
-/// kTileSlots. The gradients of equal indices are added in the order of `positions`: first for each
-/// tile, then in a second launch over tiles. So every run gives the same bits.
+/// Arguments of the embedding gradient kernels. Each tile of kTileSlots sorted indices adds the
+/// gradients of equal indices. A second launch adds the sums of tiles. The order is fixed, so every
+/// run gives the same bits.
 struct EmbeddingBackward {
   const void* grad = nullptr;             ///< (count, size): gradient of the looked-up rows
   const std::int64_t* indices = nullptr;  ///< the indices in sorted order

@@ -115,7 +115,7 @@ TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::
 }
 
 // Kernels of the 2-norm: a thread block sums the squares of each chunk, and one more block adds
-// these sums. Sums are fp64 against overflow; their order depends on sizes only.
+// these sums. The sums are fp64, and the order depends on sizes only.
 
 struct NormPiece {
   const void* data = nullptr;
@@ -134,8 +134,8 @@ struct SquareSums {
 struct SumKinds {
   const double* sums = nullptr;
   std::int64_t ends[3] = {};  ///< ends of the three ranges of `sums`
-  /// out[0]: the sum of squares of owned gradients, for an all-reduce; not finite if a plain tensor
-  /// or copy is not finite. out[1]: the sum of squares of plain tensors, without all-reduce.
+  /// out[0]: the sum of squares of owned gradients, to be all-reduced; not finite if a plain tensor
+  /// or copy is not. out[1]: the sum of squares of plain tensors.
   double* out = nullptr;
 };
 

@@ -39,14 +39,13 @@ constexpr int kRmsNormThreads = 256;  // number of threads in a block of the RMS
 // are processed at the same time.
 constexpr int kRmsNormBackwardThreads = 128;
 // A warp processes a row of up to `kShortRow` elements, a block a longer row. Backward has a lower
-// limit, because shared memory must hold a weight gradient for each warp.
+// limit, because each warp needs a weight gradient in shared memory.
 constexpr std::int64_t kShortRow = 2048;
 constexpr std::int64_t kShortBackwardRow = 512;
 constexpr int kBackwardVectors = 2;  // number of vectors that a thread of backward loads at once
 
-/// Returns the number of blocks of the RMSNorm backward. The number depends only on sizes, so that
-/// every GPU gives the same bits. All blocks fit on an H100 at the same time: at most eight per
-/// multiprocessor.
+/// Returns the number of blocks of the RMSNorm backward: at most eight for each multiprocessor of
+/// an H100. The number depends only on sizes, so that every GPU gives the same bits.
 inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   const std::int64_t rows_at_once = size <= kShortBackwardRow ? kRmsNormBackwardThreads / 32 : 1;
   const std::int64_t most =
@@ -63,8 +62,8 @@ TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_
   return rounded<T>(values);
 }
 
-/// Returns the sum of (factor * v)^2 over a row v, computed by a team of threads. Without a
-/// residual, v is x. With a residual, v is x + residual and is written to `sum`.
+/// Returns the sum of (factor * v)^2 over a row v, computed by a team of threads. v is x, or x +
+/// residual, which the function writes to `sum`.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, std::int64_t size,
                                          float factor, Team& team) {
@@ -146,8 +145,8 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
       });
 }
 
-/// Computes RMSNorm's gradient of a row: dx = rstd * (g - y * mean(g * y)) with y = x * rstd and g
-/// = gradient * weight. Adds the row's weight gradient to `sums` (if not nullptr). Each element of
+/// Computes RMSNorm's gradient of a row: dx = rstd * (g - y * mean(g * y)), y = x * rstd, g =
+/// gradient * weight. Adds the row's weight gradient to `sums`, unless nullptr. Each element of
 /// `sums` belongs to one thread.
 template <class T, class W, int N, class Team>
 TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::int64_t row,

@@ -1,5 +1,5 @@
-// Building blocks of the GPU kernels, for rows that are accessed in units of 16 bytes. Kernel
-// bodies take a thread's index as an argument, so that tests can compile the bodies for a CPU.
+// Building blocks of the GPU kernels, for rows accessed in units of 16 bytes. Kernel bodies take a
+// thread index as an argument, so that tests can compile the bodies for a CPU.
 #pragma once
 
 #include <c10/util/BFloat16.h>

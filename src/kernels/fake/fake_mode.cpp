@@ -28,8 +28,8 @@
 namespace tessera::kernels {
 
 // How a FakeMode runs operators without computing values: the operator's schema determines the
-// FakeKind. Operators without a meta kernel in libtorch's C++ library have rules here. Memory plans
-// use the same rules.
+// FakeKind. This file has rules for operators without a C++ meta kernel. Memory plans use the same
+// rules.
 
 namespace {
 
@@ -142,8 +142,7 @@ std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
 }
 
 /// Makes the results of native_group_norm (input, weight, bias, batch, channels, elements, groups,
-/// ...). Newer libtorch versions compute the operator on the meta device by operators without a
-/// meta kernel.
+/// ...). Newer libtorch versions compute the operator by operators without a meta kernel.
 std::vector<at::Tensor> group_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const Sizes groups{arguments[3].toInt(), arguments[6].toInt()};
