@@ -43,8 +43,8 @@ void for_each_run(std::span<const std::int64_t> sizes, std::span<const std::int6
 /// (on the host, or converted to another dtype) are small.
 inline constexpr std::int64_t kMostPieceBytes = std::int64_t{32} << 20;
 
-/// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order. A piece is a
-/// range of rows, or a part of one row, of at most `most_elements` elements.
+/// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order. A piece has
+/// at most `most_elements` elements, in whole rows or within one row.
 void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_elements,
                     const std::function<void(std::span<const std::int64_t> offset,
                                              std::span<const std::int64_t> sizes)>& visit);
@@ -109,9 +109,8 @@ bool has_control_character(std::string_view text);
 /// Returns JSON as ASCII text for messages, because JSON from a file can contain any characters.
 std::string ascii(const nlohmann::json& value);
 
-/// Throws Error for a tensor name that is empty, reserved ("__metadata__"), longer than 4 KiB, or
-/// unsafe. Unsafe names contain a control character, a bidirectional override, a path separator or
-/// "..".
+/// Throws Error for an unsafe tensor name: empty, longer than 4 KiB, "__metadata__", or with a
+/// control character, a bidirectional override, a path separator or "..".
 void check_tensor_name(std::string_view name);
 
 /// Returns the natural number in the JSON `value`. Throws Error for other values and above 2^63 -
@@ -122,9 +121,8 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what);
 /// more dimensions than libtorch's operators support.
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
 
-/// Writes a safetensors file block by block, so that only one block is in memory. The constructor
-/// reserves disk space for a temporary file. finish() renames the temporary file to `path`. Not
-/// thread safe.
+/// Writes a safetensors file block by block, to bound the memory. The constructor reserves disk
+/// space for a temporary file. finish() renames the temporary file to `path`. Not thread safe.
 class SafetensorsWriter {
  public:
   struct Item {

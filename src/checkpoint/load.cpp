@@ -96,7 +96,7 @@ void add_all_names(const Manifest& manifest, const StateDict& state, std::set<st
 }
 
 /// Throws Error for a pattern of options.exclude that matches no name in `names`: the pattern is
-/// probably mistyped. "optimizer.**" is always allowed, because a step may have no optimizer state.
+/// probably mistyped. "optimizer.**" may match nothing.
 void check_exclude(const Manifest& manifest, const StateDict& state, std::set<std::string> names,
                    const std::filesystem::path& folder, const LoadOptions& options) {
   if (options.exclude.empty()) {
@@ -122,8 +122,8 @@ void load_object(const std::string& name, const std::function<void()>& load) {
   }
 }
 
-/// Loads this rank's state into `object`. `of_ranks`: the states that the saving ranks stored. If
-/// the number of ranks has changed, rank 0 loads the merged states, and other ranks reset `object`.
+/// Loads this rank's state into `object`. `of_ranks`: the saved states of all ranks. If the number
+/// of ranks has changed, rank 0 loads the merged states.
 void load_rank_state(RankState& object, const json& of_ranks, int rank, int world_size) {
   if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
     object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));

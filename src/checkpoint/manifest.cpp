@@ -1,5 +1,5 @@
-// A manifest is one JSON object. The last member is the CRC-32C of all preceding text. Shards from
-// PyTorch have no manifest file, so Tessera makes a manifest from their headers.
+// A manifest is one JSON object. The last member is the CRC-32C of all preceding text. For shards
+// from PyTorch, Tessera makes a manifest from the headers.
 
 #include <fmt/format.h>
 
@@ -45,8 +45,7 @@ std::size_t widest_dim(const ManifestTensor& tensor) {
 }
 
 /// Throws Error unless the chunks (stored blocks) cover each element of the tensor exactly once.
-/// Without overlaps, counting elements is enough. Chunks are sorted, so that few pairs are
-/// compared.
+/// Chunks are sorted by offset, so that few pairs are compared.
 void check_tiling(const ManifestTensor& tensor) {
   tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if the sizes overflow
   const std::int64_t all = product(tensor.sizes);

@@ -67,8 +67,7 @@ class ExportFolder {
              const at::Tensor& block);
 
   /// Gives the export's files their final names. One rename, of the single file or of the index,
-  /// replaces the older model. The older shards are removed last. A reader therefore never gets
-  /// weights of both models.
+  /// replaces the older model. A reader never gets weights of both models.
   void publish();
 
  private:

@@ -37,7 +37,7 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
 }
 
 /// Returns the tensors in which files store the optimizer state `tensor` of a parameter. State with
-/// the parameter's sizes is split like a fused parameter. Other state is repeated for each part.
+/// the parameter's sizes is split like the parameter; other state is repeated.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);

@@ -117,7 +117,7 @@ class Gather {
   }
 
   // Sends the tensor in rounds. A round transfers some rows of every rank's shard. The largest
-  // shard determines the number of rounds, so the number is equal on all ranks.
+  // shard determines the number of rounds.
   void run(std::int64_t round_elements) {
     std::int64_t rows = 0, row_elements = 1;
     for (const auto& part : parts_) {

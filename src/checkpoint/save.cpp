@@ -110,8 +110,8 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   return ranks;
 }
 
-/// Returns, for each shard of a tensor, the ranks that have the shard. If the mesh is a slice of a
-/// root mesh, ranks of the other slices are included.
+/// Returns, for each shard of a tensor, the ranks that have the shard. Includes ranks of other
+/// slices if the mesh is a slice of a root mesh.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
   // Only rank 0 saves plain tensors: plain buffers, such as a norm's running statistics, can differ
   // between ranks.
@@ -223,9 +223,8 @@ void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
   }
 }
 
-/// Chooses the rank that writes each block: the holder with the fewest bytes so far. Blocks with
-/// one holder come first, then larger before smaller blocks, so that small blocks balance the
-/// ranks.
+/// Chooses the rank that writes each block: the rank with the fewest bytes so far. Blocks on one
+/// rank come first, then large before small blocks, for balance.
 void choose_ranks(std::vector<PlannedChunk>& chunks, const std::vector<StateEntry>& entries,
                   int world_size) {
   const auto bytes_of = [&](const PlannedChunk* chunk) {

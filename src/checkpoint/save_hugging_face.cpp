@@ -64,7 +64,7 @@ using Write = std::function<void(const std::string& name, std::span<const std::i
                                  const at::Tensor& block)>;
 
 /// Sends the parameters to rank 0, which passes blocks to `write`. Returns the first error of
-/// `write`; rank 0 still receives the remaining blocks, so that no sender hangs. Collective.
+/// `write`. Rank 0 receives all blocks even after an error. Collective.
 std::exception_ptr send_all(const std::vector<SentParameter>& parameters, comm::World& world,
                             const Write& write, SentType dtype = {}) {
   const auto group = all_ranks(world);
@@ -271,8 +271,8 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Adds the matrices A and B of an adapter. Each part of a fused Linear has a full copy of A and
-/// some rows of B. Each expert has its own A and B.
+/// Adds the matrices A and B of an adapter. A part of a fused Linear has all of A and some rows of
+/// B. Each expert has its own matrices.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.a, {}}, b{each.b, stored_weights(each)};
   for (StoredTensor& part : b.tensors) {

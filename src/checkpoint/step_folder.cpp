@@ -103,8 +103,8 @@ void check_removable(const fs::path& folder) {
   }
 }
 
-/// Removes a saved step. The manifest is first, because a step without a manifest is not complete.
-/// The marker file is last, because later saves recognize remains by the marker file.
+/// Removes a saved step. The manifest is removed first, because a step without a manifest is
+/// incomplete. The marker file is last, so that later saves recognize the remains.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
   files::sync_folder(folder);

@@ -1,5 +1,5 @@
 // Creates and removes the folders of saved steps, on one rank. A step exists if its manifest
-// exists. No folder is renamed, because some network file systems cannot rename folders atomically.
+// exists. No folder is renamed, because renames on some network file systems are not atomic.
 
 #pragma once
 
@@ -48,7 +48,7 @@ class StepFolder {
 
  private:
   /// Removes the step in `folder` if this run wrote the step, and the step is unfinished or not
-  /// among the newest `keep` steps. `kept`: counts the complete steps of this run.
+  /// among the newest `keep`. `kept`: counts this run's complete steps.
   void clean_up(const std::filesystem::path& folder, std::int64_t step, int keep, int& kept) const;
   void check_not_there() const;
 

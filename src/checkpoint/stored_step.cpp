@@ -16,8 +16,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Runs each task once, on the calling thread and up to `threads` - 1 other threads. All threads
-/// have the caller's thread-local state. Rethrows the error of a failed task.
+/// Runs each task once, on the calling thread and up to `threads` - 1 others. All threads have the
+/// caller's thread-local state. Rethrows the error of a failed task.
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
   std::atomic<std::size_t> next{0};
   const auto run_what_is_left = [&] {

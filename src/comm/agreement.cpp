@@ -33,8 +33,8 @@ c10::Device carrier(c10::Device device) {
   return device.is_meta() ? c10::Device(c10::kCPU) : device;
 }
 
-/// Returns the text `own` as an int64 tensor on `device`, padded with zero bytes to `length`,
-/// rounded up to a multiple of 8. NCCL copies 8-byte numbers faster than single bytes.
+/// Returns the text `own` as an int64 tensor on `device`, padded with zero bytes to `length`. NCCL
+/// copies 8-byte numbers faster than single bytes.
 at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) {
   constexpr std::int64_t kWidth = sizeof(std::int64_t);
   const std::int64_t count = tessera::detail::ceil_div(length, kWidth);

@@ -19,8 +19,8 @@
 
 namespace tessera::files {
 
-// AtomicFile writes files that are either complete or absent, even after a crash. AtomicFile writes
-// and syncs a temporary file in the same folder, renames the temporary file, and syncs the folder.
+// AtomicFile writes files that are either complete or absent, even after a crash. AtomicFile syncs
+// a temporary file, renames the file, and syncs the folder.
 
 namespace {
 
@@ -33,7 +33,7 @@ std::string temporary_mark() {
 }
 
 /// Returns the name of a temporary file without the number at the end. The leading dot hides the
-/// file from shell patterns. Later writers find a killed writer's files by the final name.
+/// file from shell patterns.
 std::string temporary_prefix(const std::filesystem::path& path) {
   return "." + path.filename().string() + temporary_mark();
 }

@@ -27,8 +27,8 @@
 namespace tessera::comm {
 namespace {
 
-// Finds different collectives on different ranks, for back ends that do not compare calls (Gloo,
-// NCCL). Ranks compare hashes of all calls. The stored texts are only for the message.
+// Finds different collectives on different ranks, for back ends that do not compare calls. Ranks
+// compare hashes of all calls. The stored texts are only for the message.
 
 using Calls = std::vector<std::string>;
 
@@ -98,9 +98,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? " on rank " : " on ranks ") + join(ranks);
 }
 
-/// Compares the call histories of all ranks of `group`. `ranks`: the world ranks of the group.
-/// Returns a description of the first difference, or "" for equal histories. Collective. Throws
-/// PeerError.
+/// Compares the call histories of all ranks of `group`. `ranks`: the group's world ranks. Returns a
+/// description of the first difference; "" for none. Collective. Throws PeerError.
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
   std::vector<Calls> calls;
@@ -176,9 +175,8 @@ class RecordedWork final : public Work {
   bool noted_ = false;
 };
 
-/// Each method checks the arguments, counts and records the collective, and calls `inner_`. An
-/// invalid call throws without being counted or sent. With TESSERA_DEBUG, the ranks first compare
-/// their calls.
+/// Each method checks the arguments, counts and records the collective, and calls `inner_`. Invalid
+/// calls are not counted or sent. With TESSERA_DEBUG, the ranks first compare their calls.
 class CheckedCommunicator final : public Communicator {
  public:
   CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic,
@@ -452,7 +450,7 @@ class CheckedCommunicator final : public Communicator {
   }
 
   /// With TESSERA_DEBUG, throws Error if the ranks' calls differ in purpose ("for unit 'a'"), dtype
-  /// or size in bytes. The check is a collective that is not counted as traffic.
+  /// or size in bytes. The check is an uncounted collective.
   void compare_purposes(const char* collective, const std::vector<at::Tensor>& inputs) {
     // The comparison is not counted as traffic, because `inner_` is called directly.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {

@@ -17,8 +17,8 @@ namespace tessera::comm {
 /// Thread safe.
 class EventPool {
  public:
-  /// Returns an event for GPU `device`. The event returns to the pool when the last owner releases
-  /// the event. Recording the event again does not change a stream's earlier wait.
+  /// Returns an event for GPU `device`. The last owner returns the event to the pool. Recording the
+  /// event again does not change a stream's earlier wait.
   std::shared_ptr<at::cuda::CUDAEvent> take(c10::DeviceIndex device) {
     return {take_unused(device).release(), [this, device](at::cuda::CUDAEvent* event) {
               const std::lock_guard lock(mutex_);

@@ -40,8 +40,7 @@ using std::chrono::milliseconds;
 constexpr std::chrono::seconds kNcclPatience{30};
 
 /// Disables libtorch's handling of NCCL errors, because Tessera's watchdog reports NCCL errors.
-/// libtorch reads the variable when a process group is made. `done` is static, so that setenv()
-/// runs only once.
+/// `done` is static, so that setenv() runs only once.
 void leave_errors_to_the_watchdog() {
   static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   static_cast<void>(done);
@@ -198,9 +197,8 @@ class NcclGroup {
 
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
-/// Returns a flat view of `tensor` for collectives that only move data, because NCCL lacks complex
-/// numbers and 16-bit integers. Only the element size determines the view's dtype, so all ranks use
-/// one dtype.
+/// Returns a flat view for collectives that only move data, because NCCL lacks complex numbers and
+/// 16-bit integers. The element size determines the dtype, equally on all ranks.
 at::Tensor as_moved(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.view({-1});
   switch (tensor.element_size()) {

@@ -1,6 +1,5 @@
-// Collectives over TCP by c10d's Gloo. Differences from Gloo: reductions support every dtype and
-// round a sum only once; a collective fails soon after another rank; waiting threads do not block
-// exit.
+// Collectives over TCP by c10d's Gloo. Additions: reductions of every dtype that round a sum once,
+// early failure after another rank's failure, and exit despite waiting threads.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -322,7 +321,7 @@ class GlooCommunicator final : public Communicator {
   }
 
   // All-reduces tensors of any dtype by an all-gather and a local reduction. A sum is rounded once.
-  // With n ranks, sends n / 2 times as many bytes as a ring all-reduce.
+  // Sends n / 2 times the bytes of a ring all-reduce (n ranks).
   WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const ReduceFunction reduce = reduction(group_->info(), "all_reduce", tensor.scalar_type(), op);

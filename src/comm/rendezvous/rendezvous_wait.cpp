@@ -96,8 +96,7 @@ class Arrivals {
   }
 
   /// Announces that this rank has opened all flight records. Returns a rank without this
-  /// announcement, or none. A rank must not leave earlier, because an ended process's flight record
-  /// cannot be opened.
+  /// announcement, or none. Ranks wait here, because an ended process's record cannot be opened.
   std::vector<int> not_ready() {
     store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
     if (store_.check(opened_keys_)) {

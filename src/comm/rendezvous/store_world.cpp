@@ -1,5 +1,5 @@
-// A World of processes or threads. Each process group uses NCCL if the options say so, otherwise a
-// back end for CPU tensors. Such a back end copies CUDA tensors through CPU memory.
+// A World of processes or threads. A process group uses NCCL if the options say so. Otherwise, a
+// back end for CPU tensors also sends CUDA tensors, through CPU memory.
 
 #include "rendezvous/store_world.h"
 
@@ -144,7 +144,7 @@ class StoreWorld final : public World {
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
                                 const std::string& name, const Make& make) {
     // Making a group is collective, so two threads of a rank must not make the same group twice.
-    // The lock is held, and abort() waits, until the group is made.
+    // The lock is held until the group is made.
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(ranks, name);
     if (const auto known = groups.find(key); known != groups.end()) {

@@ -1,5 +1,5 @@
-// Makes a World from the launcher's environment variables, or from the program's own broadcast. The
-// ranks exchange machine identities through a TCP store, to find the ranks on the same machine.
+// Makes a World from the launcher's environment variables, or from the program's own broadcast.
+// Through a TCP store, the ranks find out which ranks are on the same machine.
 
 #include <c10/util/Exception.h>
 
@@ -182,7 +182,7 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
 }
 
 /// Returns a connection to the store, which stays open until the process ends. Other ranks can need
-/// the store later, and a second World must not bind the port again.
+/// the store later. A second World reuses the connection.
 StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   static std::mutex mutex;
   static auto* const stores = new std::map<std::string, StorePtr>();

@@ -251,7 +251,7 @@ class ShmGroup {
 };
 
 // The communicator for shared memory. In each round of a collective, a rank fills its slot (a
-// buffer) and reads all slots. ShmGroup runs the rounds; shm_rounds.h computes the bytes of a slot.
+// buffer) and reads all slots. ShmGroup runs the rounds.
 
 /// Tensors of at most this size in bytes are reduced by every rank, in one round instead of two.
 /// For small tensors, waiting costs more than the additions.

@@ -180,8 +180,8 @@ std::int64_t ExchangeRounds::count() const {
   return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
 }
 
-/// Fills `slot`, this rank's buffer in shared memory. The input has no gaps between the parts for
-/// the ranks. In the slot, part r begins at table_bytes_ + r * capacity_.
+/// Fills `slot`, this rank's buffer in shared memory. The input's parts for the ranks have no gaps.
+/// In the slot, part r begins at table_bytes_ + r * capacity_.
 void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   if (round == 0) {
     auto* table = reinterpret_cast<std::int64_t*>(slot);

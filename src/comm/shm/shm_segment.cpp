@@ -1,5 +1,5 @@
 // Shared memory, and waiting for other ranks. Layout: a header, a RankState for each rank, then two
-// slots (buffers) for each rank. Counters and RankStates begin at separate cache lines.
+// slots (buffers) for each rank.
 
 #include "shm/shm_segment.h"
 

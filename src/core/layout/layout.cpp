@@ -22,8 +22,7 @@ namespace {
 using MeshSizes = std::vector<std::int64_t>;
 
 /// Whether torch.chunk cuts `extent * factor` positions only at multiples of `factor`, exactly as
-/// it cuts `extent` blocks. Uneven chunks can satisfy this condition: 3 ranks get 2, 2, 1 of 5
-/// positions and 4, 4, 2 of 10.
+/// it cuts `extent` blocks. Chunks may be uneven, for example 2, 2, 1 blocks and 4, 4, 2 positions.
 bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
                 std::span<const int> mesh_dims) {
   if (mesh_dims.empty() || extent == 0) {

@@ -92,8 +92,8 @@ std::ostream& operator<<(std::ostream& stream, const MeshShape& shape) {
 }
 
 // These functions compute which elements of a tensor any rank stores, without communication.
-// Divisions follow torch.chunk: full chunks of ceil(size / n) positions, then a shorter chunk, then
-// empty chunks.
+// Divisions follow torch.chunk: full chunks of ceil(size / n), then a shorter chunk, then empty
+// chunks.
 
 namespace {
 

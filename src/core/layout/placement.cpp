@@ -296,8 +296,8 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   return out;
 }
 
-/// Returns the split factor of `mesh_dim`: the local sizes of the preceding Digits, times the sizes
-/// of later mesh dimensions that divide the same Digit first. See NOTE [Orders and strided shards].
+/// Returns the split factor of `mesh_dim` (NOTE [Orders and strided shards]): the local sizes of
+/// the preceding Digits, times the sizes of later mesh dimensions that divide first.
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {

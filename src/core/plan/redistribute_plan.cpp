@@ -19,8 +19,7 @@ namespace tessera {
 namespace {
 
 // A SearchState lists the possible next steps from a layout. Mesh dimensions divide a Digit
-// (sub-dimension, layout.h) in order. A collective can append or remove only the last mesh
-// dimensions.
+// (sub-dimension) in order. A collective can append or remove only the last mesh dimensions.
 
 /// A redistribution to plan: a tensor of global sizes `sizes` must get layout `to`.
 struct Problem {
@@ -78,8 +77,8 @@ struct Tail {
 
 /// A layout between the start and the target of a redistribution, and the possible next steps.
 ///
-/// A mesh dimension is settled if its tensor dimension is divided as in the target, up to and
-/// including this mesh dimension. No step moves a settled mesh dimension.
+/// A mesh dimension is settled if this and all earlier mesh dimensions of the tensor dimension
+/// shard as in the target. No step moves a settled mesh dimension.
 class SearchState {
  public:
   /// `problem` must outlive the SearchState.
@@ -121,8 +120,8 @@ class SearchState {
   }
 
   /// Returns the sets of partial mesh dimensions that one collective can reduce next. A set has one
-  /// reduction, which must commute with skipped inner reductions, because inner mesh dimensions are
-  /// reduced first.
+  /// reduction. The reduction must commute with reductions of inner mesh dimensions outside the
+  /// set.
   std::vector<std::vector<int>> reducible_sets() const {
     const auto& partial = layout_->partial();
     std::vector<std::vector<int>> out;
@@ -315,8 +314,7 @@ class SearchState {
 };
 
 // The costs of redistribution steps: bytes, time by a CostModel, and the lower bound for the A*
-// search. The rank that sends most determines the bytes, because a collective waits for its slowest
-// rank.
+// search. Bytes are those of the rank that sends most.
 
 /// The assumed time of a collective: latency_us + bytes / bytes_per_us microseconds, where bytes is
 /// Step::bytes.
@@ -380,8 +378,8 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   return 0;
 }
 
-/// Estimated numbers of elements per rank. `needed`: the elements of the target shard. `present`:
-/// how many of these elements the rank has. Not rounded up, for a valid lower bound.
+/// Estimated numbers of elements per rank, not rounded up. `needed`: the elements of the target
+/// shard. `present`: how many of these elements the rank has.
 struct Shares {
   double needed = 1;
   double present = 1;
@@ -444,7 +442,7 @@ double step_cost(const CostModel& model, const Step& step) {
 }
 
 /// A lower bound of the cost from `layout` to the target: each unavoidable collective once, and the
-/// bytes that a rank must receive. With too high a bound, the search could miss the cheapest plan.
+/// bytes that a rank must receive. Too high a bound gives wrong plans.
 double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layout) {
   const SearchState state(problem, layout);
   const int reductions = pending_reductions(state);
@@ -572,7 +570,7 @@ constexpr std::size_t kTemporaryDims = 2;
 
 /// A shortest-path search over layouts by A* (Hart, Nilsson and Raphael 1968). least_cost never
 /// exceeds the true cost. Ties go to the node that was found first, so all ranks find the same
-/// plan. The number of layouts is exponential in the number of mesh dimensions in the worst case.
+/// plan.
 class Search {
  public:
   Search(const Problem& problem, const CostModel& model) : problem_(problem), model_(model) {}
@@ -634,8 +632,8 @@ class Search {
     }
   }
 
-  // Records a path to `layout` that is the first or the cheapest so far. A cheaper path reopens a
-  // finished node, because the A* estimate is admissible but not consistent.
+  // Records a path to `layout` that is the cheapest so far. A cheaper path reopens a finished node,
+  // because the A* estimate is admissible but not consistent.
   void reach(LayoutPtr layout, double cost, std::size_t parent, Step step) {
     const auto [known, is_new] = numbers_.try_emplace(layout, nodes_.size());
     if (!is_new && nodes_[known->second].cost <= cost) {
