@@ -21,8 +21,8 @@ TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 /// Makes `module` one FSDP unit, like FSDP2's fully_shard. The unit has all parameters of `module`
-/// that no earlier call put into a unit, so call fully_shard bottom-up, with the root last. Then
-/// call the root as root(x): root.forward(x) skips the hooks.
+/// that are in no earlier unit. Call fully_shard bottom-up, with the root last. Run the root as
+/// root(x), because root.forward(x) skips the hooks.
 ///
 /// `mesh`: one dimension of shards, or two dimensions (HSDP): replicas, then shards.
 ///

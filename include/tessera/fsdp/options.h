@@ -65,8 +65,8 @@ struct Options {
   /// Whether forward frees the gathered parameters at its end, and backward gathers again (ZeRO-3).
   /// False is ZeRO-2. The default is true, except for a root unit without a post_forward_mesh_size.
   std::optional<bool> reshard_after_forward{};
-  /// If n > 1, each group of n neighbouring ranks keeps one copy of the parameters after forward,
-  /// and backward gathers within the group (hpZ of ZeRO++). n must divide the number of ranks in
+  /// If n > 1, n neighbouring ranks together keep a copy of the parameters after forward (hpZ of
+  /// ZeRO++). Backward then gathers among these ranks only. n must divide the number of ranks in
   /// the shard dimension.
   std::int64_t post_forward_mesh_size = 1;
   PlacementFunction shard_placement{};

@@ -35,7 +35,7 @@ using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
 ///
 /// Applies to the thread that creates the FakeMode, and to backward calls of the thread. Only one
 /// FakeMode may exist in a process. An operator throws Error if FakeMode cannot derive the sizes of
-/// its results. Large models need an allocator that uses no RAM before the first write
+/// its results. Large tensors need an allocator that uses no RAM before the first write
 /// (planning::plan()).
 class FakeMode : tessera::detail::NoCopy {
  public:

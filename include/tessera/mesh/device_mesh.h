@@ -38,8 +38,8 @@ class DeviceMesh {
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// Returns an address that is equal for copies of a mesh, for equal meshes of one world, and for
-  /// equal slices of one mesh.
+  /// Returns an address. Copies of a mesh have equal addresses, and so have equal meshes of one
+  /// world and equal slices of one mesh.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;

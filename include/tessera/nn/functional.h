@@ -179,8 +179,9 @@ struct ContextAttentionOptions {
 /// work under a causal mask (Dubey et al. 2024, section 3.3.2; PyTorch's head-tail load balancing).
 ///
 /// Pass one ContextParallel object to attention(), or to nn::Attention in AttentionInputs. Split
-/// rotary tables by shard() or positions(). fully_shard needs the flattened data-parallel and
-/// context-parallel dimensions (docs/context_parallel.md). One thread at a time.
+/// rotary tables by shard() or positions(). Call fully_shard on the flattened data-parallel and
+/// context-parallel dimensions (docs/context_parallel.md). Only one thread at a time may use the
+/// object.
 class ContextParallel {
  public:
   /// `mesh`: the 1-D mesh of the context-parallel ranks. Not collective. Throws Error if `mesh` is

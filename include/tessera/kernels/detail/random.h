@@ -31,9 +31,9 @@ struct Normal {
   TESSERA_HOST_DEVICE double operator()(double u) const { return mean + std * normal_quantile(u); }
 };
 
-/// A normal distribution truncated to [low, high]. An interval in the upper tail is mirrored to the
-/// lower tail, with negative `std`, because probabilities near 0 are more precise than
-/// probabilities near 1.
+/// A normal distribution truncated to [low, high]. An interval in the upper tail is mirrored,
+/// because probabilities near 0 are more precise than near 1. The flipped sign of `std` mirrors the
+/// value back.
 struct TruncatedNormal {
   double mean;
   double std;
