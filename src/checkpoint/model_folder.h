@@ -20,8 +20,8 @@ inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 
 /// The weights of a Hugging Face model folder: one file, or shards with an index. The constructor
-/// checks all headers against the index. Throws Error for shards outside the folder (links into a
-/// Hugging Face cache are allowed) and for folders with an adapter.
+/// checks all headers. Throws Error for shards outside the folder (except in a Hugging Face cache)
+/// and for folders with an adapter.
 class ModelFiles {
  public:
   explicit ModelFiles(const std::filesystem::path& folder);

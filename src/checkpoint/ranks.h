@@ -47,10 +47,10 @@ using BlockVisitor =
 /// collective.
 void check_gatherable(const at::Tensor& tensor, const std::string& name);
 
-/// Sends a plain or distributed tensor to world rank 0, as `dtype`. On rank 0, `visit` receives
-/// every element exactly once, in blocks. `device`: the device of the sent blocks.
-/// `round_elements`: roughly how many elements rank 0 receives at once. Collective over `world`,
-/// unless every rank has the whole tensor.
+/// Sends a plain or distributed tensor to world rank 0, as `dtype`. There, `visit` receives every
+/// element exactly once, in blocks. `device`: the device of the sent blocks. `round_elements`:
+/// roughly how many elements rank 0 receives at once. Collective, unless every rank has the whole
+/// tensor.
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit,
                    std::int64_t round_elements = std::int64_t{64} << 20);

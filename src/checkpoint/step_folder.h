@@ -31,9 +31,8 @@ class StepFolder {
   void commit(const std::string& manifest) const;
   /// Removes the marker file of a complete step.
   void release() const;
-  /// Removes remains of this run's unfinished saves, and old steps of the run. Keeps the saved step
-  /// and the highest other steps, `keep` steps in total (0: all steps). Warns about a step that
-  /// cannot be removed.
+  /// Removes this run's unfinished saves and old steps. Keeps the saved step and the highest other
+  /// steps, `keep` steps in total (0: all steps). Warns about a step that cannot be removed.
   void clean_up_others(int keep) const;
   /// Removes the folder of the step and ignores errors. The marker file is removed last, so that
   /// the next save of the run finds any remains.

@@ -34,9 +34,9 @@ detail::GroupReduceOp to_c10d(ReduceOp op);
 CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const std::string& address);
 
-/// Makes a process group for CUDA tensors of ranks that share a GPU, which NCCL does not support.
-/// `host`: a communicator for CPU tensors. A collective copies inputs to the CPU and waits for the
-/// current stream. Work::wait() copies the results back.
+/// Makes a process group for CUDA tensors of ranks that share a GPU. `host`: a communicator for CPU
+/// tensors. A collective waits for the current stream and copies inputs to the CPU. Work::wait()
+/// copies the results back.
 CommunicatorPtr make_staged_communicator(CommunicatorPtr host);
 
 /// The Work of a synchronous collective, which is already complete: wait() returns at once.

@@ -70,9 +70,9 @@ struct JobVariables {
   std::optional<std::chrono::milliseconds> watchdog;
 };
 
-/// Reads the environment variables of the first launcher with variables: tessera-run or torchrun,
-/// Open MPI, Slurm's srun. Without any, the job has one rank. Throws Error for a malformed, missing
-/// or contradictory value.
+/// Reads the environment variables of a launcher: tessera-run, torchrun, Open MPI or Slurm's srun.
+/// Without a launcher, the job has one rank. Throws Error for a malformed, missing or contradictory
+/// value.
 JobVariables read_job_variables(const Variables& variables);
 /// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG. Called by
 /// read_job_variables(). Throws Error for a malformed value.

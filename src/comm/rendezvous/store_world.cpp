@@ -1,5 +1,5 @@
-// A World of processes or threads. A process group uses NCCL if the options say so. Otherwise, a
-// back end for CPU tensors also sends CUDA tensors, through CPU memory.
+// A World of processes or threads. A process group uses NCCL if the options say so. Otherwise, the
+// group copies CUDA tensors through CPU memory and uses a back end for CPU tensors.
 
 #include "rendezvous/store_world.h"
 

@@ -29,12 +29,8 @@ struct ShmCall {
 };
 
 /// Memory that ranks on one machine share. Each rank has two slots (buffers), for even and odd
-/// rounds. In a round each rank fills its slot, calls arrive(), waits for all ranks, and reads
-/// their slots. Two slots are enough, because a rank reads the slots of a round before the next
-/// arrive().
-///
-/// The memory is anonymous (memfd). The kernel frees the memory when the last process that maps it
-/// ends.
+/// rounds. In a round, each rank fills its slot, calls arrive(), waits for all ranks, and reads all
+/// slots. The memory is anonymous, so the kernel frees the memory even after a crash.
 class ShmSegment : tessera::detail::NoCopy {
  public:
   /// Makes shared memory, which other ranks open by its handle(). Returns nullptr on failure.

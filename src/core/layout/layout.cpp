@@ -22,7 +22,7 @@ namespace {
 using MeshSizes = std::vector<std::int64_t>;
 
 /// Whether torch.chunk cuts `extent * factor` positions only at multiples of `factor`, exactly as
-/// it cuts `extent` blocks. Chunks may be uneven, for example 2, 2, 1 blocks and 4, 4, 2 positions.
+/// torch.chunk cuts `extent` positions. Chunks may be uneven: 2, 2, 1 and 4, 4, 2.
 bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
                 std::span<const int> mesh_dims) {
   if (mesh_dims.empty() || extent == 0) {

@@ -131,12 +131,9 @@ Placement parse_placement(std::string_view text) {
 // From placements to a layout: pure_order() inserts the mesh dimensions into an order, from the
 // last to the first. The product of the preceding sizes must equal the split factor.
 //
-// From a layout to placements: the split factor is the product of the sizes of later mesh
-// dimensions that divide first.
-//
 // If no order fits, the mesh dimension divides each of `split_factor` contiguous blocks of the
-// tensor dimension (a flattened view, a fused weight). DigitCutter then unflattens the tensor
-// dimension into Digits (see Layout), which must divide evenly.
+// tensor dimension (a flattened view, a fused weight). DigitCutter then splits the tensor dimension
+// evenly into Digits (see Layout).
 
 namespace {
 

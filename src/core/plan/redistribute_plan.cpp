@@ -77,8 +77,8 @@ struct Tail {
 
 /// A layout between the start and the target of a redistribution, and the possible next steps.
 ///
-/// A mesh dimension is settled if this and all earlier mesh dimensions of the tensor dimension
-/// shard as in the target. No step moves a settled mesh dimension.
+/// Settled mesh dimensions are the first mesh dimensions of a tensor dimension that shard as in the
+/// target. No step moves a settled mesh dimension.
 class SearchState {
  public:
   /// `problem` must outlive the SearchState.
@@ -442,7 +442,7 @@ double step_cost(const CostModel& model, const Step& step) {
 }
 
 /// A lower bound of the cost from `layout` to the target: each unavoidable collective once, and the
-/// bytes that a rank must receive. Too high a bound gives wrong plans.
+/// bytes that a rank must receive. Too high a bound would hide cheap plans.
 double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layout) {
   const SearchState state(problem, layout);
   const int reductions = pending_reductions(state);
