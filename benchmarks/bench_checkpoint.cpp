@@ -1,12 +1,11 @@
-// Measures the time to save and load checkpoints and the time to write and read plain files. The
-// difference is the cost of checksums, of several writers, and of background saves.
+// Compares saving and loading a checkpoint with writing and reading plain files. The difference is
+// the cost of checksums, several writers, and background saves.
 //
 //   bench_checkpoint DIR [MIB]     512 MiB of weights by default
 //
-// Files are read from the page cache, where checksums have the highest relative cost, and from
-// disk. Figures are medians of five interleaved repetitions; a plain write or read uses one thread.
-// On a machine with other load, the checksums' share of processor time is more reliable than their
-// share of elapsed time. A last test saves from four ranks, which are threads.
+// Files are read from the page cache and from disk. Figures are medians of five interleaved
+// repetitions; a plain write or read uses one thread. The last test saves from four ranks, which
+// are threads.
 
 #include <ATen/ops/rand.h>
 #include <fcntl.h>
@@ -192,8 +191,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   const auto writing = medians(
       {{"plain", [&] { write_plainly(dir / "plain", mib); }},
        {"save", [&] { checkpoint::save(*world, dir / "run", ++step, {model}, {.keep = 2}); }}});
-  // copied() keeps all of its copies until it returns, so no copy reuses the memory of another
-  // copy. async_save() also copies into new memory, which is slower than reused memory.
+  // copied() keeps all of its copies until it returns, so that no copy reuses memory. New memory is
+  // slower, and async_save() also copies into new memory.
   const auto copying = medians(
       {{"copy", [&] { copied(); }},
        {"async", [&] {

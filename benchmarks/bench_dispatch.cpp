@@ -1,10 +1,9 @@
-// Measures the overhead that a distributed tensor adds to an operator call: the same call runs on a
-// plain tensor and on a distributed tensor of one rank, so that only the dispatch differs. The
-// tensors are small, so that the kernels take little time.
+// Measures the overhead of a distributed tensor in an operator call, on one rank, compared with a
+// plain tensor. The tensors are small, so that the kernels take little time.
 //
 //   bench_dispatch [--benchmark_filter=REGEX]
 //
-// For each operator, the last line of output is the difference of the two times in microseconds.
+// The last line of output for an operator is the overhead in microseconds.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -131,8 +130,8 @@ void measure_first(benchmark::State& state, const Case& c) {
 
 constexpr int kMisses = 1000;
 
-/// Measures mm on inputs of new sizes in each call, so that every call misses the dispatch cache
-/// and computes the layouts again. The benchmark's argument is the number of mesh dimensions.
+/// Measures mm without the dispatch cache: every call has inputs of new sizes, so the layouts are
+/// computed again. The argument is the number of mesh dimensions.
 void measure_misses(benchmark::State& state) {
   const auto ndim = static_cast<std::size_t>(state.range(0));
   const auto mesh = tessera::init_device_mesh(tessera::comm::fake_world(0, 1 << ndim),

@@ -1,11 +1,11 @@
 // Compares the fused kernels with the same computation in ATen operators: on one CPU thread in
-// fp32, or on a GPU in bf16 with the sizes of a transformer block of an 8B model.
+// fp32, or on a GPU in bf16 with the sizes of an 8B transformer block.
 //
 //   bench_kernels --benchmark_enable_random_interleaving=true [--benchmark_filter=REGEX]
 //   bench_kernels cuda [TOKENS]      a multiple of 4 (16384)
 //
-// Use the median of the interleaved repetitions. bytes_per_second is based on the minimum number of
-// bytes that must be read and written.
+// Use the median of the repetitions. bytes_per_second counts only bytes that must be read and
+// written.
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>

@@ -94,8 +94,8 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.allow_extras();
 }
 
-/// Throws Error for an unknown flag name. `what`: the name, and where the user wrote the name. The
-/// message suggests the most similar known name; if several are equally similar, the first one.
+/// Throws Error for an unknown flag name, and suggests the most similar known name. `what`: the
+/// name, and where the user wrote the name.
 [[noreturn]] void fail_unknown(const std::string& what, std::string_view name,
                                const CLI::App& app) {
   FlagNames names;
@@ -241,8 +241,8 @@ class Entries {
     }
   }
 
-  /// Converts the value of a flag in the file to strings for CLI11. If the value is false and the
-  /// switch has no --no- form, returns no strings: the switch counts as not given.
+  /// Converts a flag's value in the file to strings for CLI11. Returns no strings if the value is
+  /// false and the switch has no --no- form.
   std::vector<std::string> inputs(const std::string& key, const toml::node& node,
                                   const CLI::Option& option) const {
     if (const auto* flag = node.as_boolean()) {
@@ -475,7 +475,7 @@ std::filesystem::path place_of(const std::string& file) {
 }
 
 /// Returns the paths of all files that a program reads for a flag with the value `path`: a file,
-/// the matches of a glob, or the files in a model's folder. Missing files are not reported here.
+/// the matches of a glob, or the files in a model's folder.
 std::vector<std::string> places_read(const std::string& path) {
   constexpr std::array kOfModel{"*.safetensors",     "*.safetensors.index.json",
                                 "config.json",       "generation_config.json",

@@ -19,15 +19,11 @@ namespace llama {
 using FlagNames = std::vector<std::string>;
 
 /// Parses `arguments` (without the program's name) into the options declared on `app`. Adds
-/// --config-file, which reads flags from a TOML file. The keys in this file are the names of flags,
-/// at the top level or in the section of the flag's group (CLI::Option::group). In the file, `true`
-/// stands for a flag without a value, and an array for a flag given several times. A flag on the
-/// command line overrides the same flag in the file. `alternatives`: lists of flags that exclude
-/// each other; any flag of a list on the command line overrides all flags of this list in the file.
-/// `first`: the flags that --help shows; if `first` is empty, --help shows all flags. --help-all
-/// shows all flags. Throws tessera::Error, for example for an unknown name, for a key in a wrong
-/// section, and for two different values of a flag that takes one value. Throws CLI::Success after
-/// printing --help.
+/// --config-file, a TOML file with flags (docs/programs/training.md). The command line overrides
+/// the file. `alternatives`: lists of flags that exclude each other; a flag of a list on the
+/// command line overrides the whole list in the file. `first`: the flags that --help shows; empty:
+/// all flags. Throws tessera::Error for a wrong name, section or value. Throws CLI::Success after
+/// printing --help or --help-all.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
@@ -40,7 +36,7 @@ int run_program(const char* name, int argc, char** argv, int (*body)(std::vector
 std::string number_text(double value);
 
 /// Adds a switch that sets `on` to true. `names` can have a second flag that sets `on` to false:
-/// "--sp,!--no-sp". Unlike CLI11's add_flag(), add_switch() lets a program read the default.
+/// "--sp,!--no-sp". `on` keeps its value if neither flag is given.
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const std::string& help);
 
 /// Returns a check that accepts finite numbers within the bounds, inclusive. Unlike CLI11's checks,
@@ -68,17 +64,15 @@ struct LeftOut {
   std::string note;
 };
 
-/// Returns all flags that a configuration file can have, in the order of --help-all. Paths of
-/// files, folders and globs are absolute. If the user did not give a flag, the flag's value is that
-/// of the flag's variable (the default, unless the program has changed the variable).
+/// Returns the values of all flags that a configuration file can have, in the order of --help-all.
+/// Paths are absolute. A flag that was not given has the current value of its variable.
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
 /// Sets ResolvedFlag::note of the flags in `left_out`. to_toml() writes these flags as comments.
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
 
-/// Returns the names and values of the flags that must be equal on all ranks. Omits --metrics and
-/// --tensorboard, which only rank 0 writes. Omits the values of flags that take a path, because
-/// paths can differ between ranks: the returned value only shows that the flag is given.
+/// Returns the names and values of the flags that must be equal on all ranks. The value of a flag
+/// with a path only shows that the flag is given. Omits --metrics and --tensorboard.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
 /// Returns the flags as the text of a --config-file, divided into sections. Flags that are omitted
@@ -92,7 +86,7 @@ struct NamedFile {
 };
 
 /// Throws tessera::Error if an output is the same file as another output or an input, also through
-/// links. Inputs include all files that a glob matches and all files in a model's folder.
+/// links. Inputs include a glob's matches and all files in a model's folder.
 void check_files_differ(const std::vector<NamedFile>& files);
 
 }  // namespace llama

@@ -1,6 +1,5 @@
 // llama_tokenize: converts text to token shards. One thread reads and writes; other threads
-// tokenize several pieces of text at a time. Tokens are written in the order of the text, so shards
-// do not depend on the number of threads. kBytesUnderWay limits the text in memory.
+// tokenize. Tokens are written in the order of the text. kBytesUnderWay limits the text in memory.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -129,8 +128,8 @@ struct PieceEncoder {
   std::vector<std::string> files;
   std::string field;  ///< name of the field with the text in JSONL objects
 
-  /// Returns the tokens of a piece of text; an empty list for a document without text. Throws
-  /// Error, with file and line, for a JSONL line that is not an object with the text field `field`.
+  /// Returns the tokens of a piece of text. Throws Error, with file and line, for a JSONL line that
+  /// is not an object with the text field `field`.
   std::vector<std::int64_t> operator()(Piece piece) const {
     const bool begins = piece.begins;
     const bool ends = piece.ends;
@@ -321,8 +320,8 @@ class Pipeline {
     }
     under_way_ += bytes_;
     auto encode = [&encoder = encoder_, pieces = std::exchange(pieces_, {})]() mutable {
-      // Each piece of text has its own list of tokens. Joining the lists would copy the tokens of a
-      // long line, and both copies would be in memory at the same time.
+      // Each piece of text has its own list of tokens, because joining the lists would need memory
+      // for a second copy.
       std::vector<std::vector<std::int64_t>> tokens;
       for (Piece& piece : pieces) {
         tokens.push_back(encoder(std::move(piece)));

@@ -41,8 +41,7 @@ inline tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world) {
 }
 
 /// Throws Error on every rank if ranks have different options (training::check_same_options) or
-/// different model configurations; the message has the first difference. Collective: call
-/// check_same_start() before any other collective over `world`.
+/// model configurations. Collective over `world`; must be the first collective.
 inline void check_same_start(tessera::comm::World& world,
                              std::map<std::string, std::string> options, const Config& config) {
   const auto values = nlohmann::json::parse(config.json);

@@ -1,5 +1,5 @@
-// Data parallelism: an unchanged torch::nn model, trained on several ranks as on one process. The
-// last batch of an epoch has one row (sample), so all ranks but one have no sample of this batch.
+// Data parallelism: an unchanged torch::nn model, trained on several ranks. The last batch of an
+// epoch has one row (sample), so all ranks but one have no sample of this batch.
 //   tessera-run --nproc 2 -- build/bin/tutorial_01_data_parallel
 //   torchrun --nproc-per-node 2 --no-python build/bin/tutorial_01_data_parallel
 //   mpirun -np 2 build/bin/tutorial_01_data_parallel

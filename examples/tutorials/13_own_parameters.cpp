@@ -1,6 +1,5 @@
-// Parameters of container modules under sequence parallelism: the class token, registers and
-// positions of a patch encoder, and the LayerScale of its blocks. The gradients are compared with
-// those of one rank.
+// Parameters of container modules under sequence parallelism: class token, registers, positions and
+// LayerScale of a patch encoder. The gradients are compared with those of one rank.
 //   tessera-run --nproc 2 -- build/bin/tutorial_13_own_parameters
 
 #include <ATen/ops/arange.h>

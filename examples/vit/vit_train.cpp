@@ -1,8 +1,6 @@
-// Trains a vision transformer on a mesh of FSDP x tensor parallelism with sequence parallelism. The
-// model (Dosovitskiy et al. 2021) has a class token before the patches of an image, learned
-// positions, normalized queries and keys (Dehghani et al. 2023), and dropout. Parameter names and
-// sizes are timm's. The model is written for one rank; tensor_parallel_plan() and make_model()
-// split the model.
+// Trains a vision transformer (Dosovitskiy et al. 2021) on a mesh of FSDP x tensor parallelism with
+// sequence parallelism. Queries and keys are normalized (Dehghani et al. 2023). Parameter names and
+// sizes are timm's. tensor_parallel_plan() and make_model() split the one-rank model.
 //   tessera-run --nproc 4 -- build/bin/vit_train --dp 2 --tp 2 --metrics m.jsonl --save-hf model
 //   vit_train --dp 64 --tp 4 --batch 4096 --plan --gpu h100
 
@@ -160,8 +158,8 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
                       {"head.weight", nn::init::trunc_normal(0, 0.02)},
                       {"**.bias", nn::init::zeros()}});
   }
-  /// Returns a plan that splits attention heads and the MLP's features over the ranks. Between
-  /// blocks, the tokens of each image are split over the ranks (Korthikanti et al. 2022).
+  /// Returns a plan that splits attention heads and MLP features over the ranks, and the tokens
+  /// between blocks (sequence parallelism, Korthikanti et al. 2022).
   tensor_parallel::ParallelizePlan tensor_parallel_plan(
       const DeviceMesh&, const tensor_parallel::DeclaredPlanOptions& options) const override {
     using namespace tensor_parallel;
@@ -219,8 +217,8 @@ struct Images {
 };
 
 /// Returns the samples of rank `rank` of `ranks` in step `step` (from 0) of an endless data set of
-/// stripes. The label is the direction of the stripes. The images are computed from integers, so
-/// that other programs can produce the same bits.
+/// stripes. The label is the direction of the stripes. Integer computation gives the same bits in
+/// all programs.
 Images stripes(const vit::Config& c, std::int64_t step, std::int64_t batch, std::int64_t rank,
                std::int64_t ranks) {
   const at::Tensor sample =
@@ -243,8 +241,8 @@ struct Options {
   double lr = 1e-3;
   bool plan = false, json = false;
 
-  /// The flags and values that must be equal on all ranks. Paths of folders can differ between
-  /// ranks: the value of such a flag only shows whether the flag is given.
+  /// The flags and values that must be equal on all ranks. For a flag that names a folder, ranks
+  /// only compare whether the flag is given.
   std::map<std::string, std::string> shared() const {
     return {{"--config", nlohmann::json(config).dump()},
             {"--steps", std::to_string(checkpoints.steps)},

@@ -72,8 +72,8 @@ at::Tensor Sampler::draw(const at::Tensor& probabilities) const {
   tessera::uniform_(uniform, 0.0, 1.0, {options_.seed, calls_});
   const at::Tensor cumulative = probabilities.cumsum(-1);
   const at::Tensor sum = cumulative.slice(-1, -1);
-  // Rounding can make the last cumulative sum differ from 1, so the random number is multiplied by
-  // this sum. `target` must be below this sum, or a rejected token could be selected.
+  // Rounding can make the last cumulative sum differ from 1, so the random number is scaled by this
+  // sum. A `target` equal to this sum could select a rejected token.
   const at::Tensor target = at::minimum(uniform.to(probabilities.device()).unsqueeze(1) * sum,
                                         at::nextafter(sum, at::zeros({}, sum.options())));
   return cumulative.le(target).sum(-1);

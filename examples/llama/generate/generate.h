@@ -12,10 +12,9 @@
 
 namespace llama {
 
-/// Returns the sampling probabilities of `logits`, in fp64; both are (texts, vocabulary). Applies
-/// the options in the order of `transformers`: temperature (not 0), top-k, top-p. Top-p keeps the
-/// smallest set of tokens with total probability >= `top_p`, but at least the most likely token
-/// (Holtzman et al. 2020). All tokens that are not kept get probability 0.
+/// Returns the sampling probabilities (fp64) of `logits`; both are (texts, vocabulary). Applies
+/// temperature (not 0), top-k and top-p in this order, like `transformers`. Top-p (Holtzman et al.
+/// 2020) always keeps the most likely token.
 at::Tensor token_probabilities(const at::Tensor& logits, const SamplingOptions& options);
 
 /// Chooses the next token of each text in a batch.
@@ -23,8 +22,8 @@ class Sampler {
  public:
   explicit Sampler(SamplingOptions options) : options_(options) {}
   /// Returns one token per text from logits (texts, vocabulary): the most likely token at
-  /// temperature 0, otherwise a random token. The random choice for a text in the n-th call depends
-  /// on the seed, on n, and on the text's index in the batch.
+  /// temperature 0, otherwise a random token. The random choice depends on the seed, the number of
+  /// the call, and the text's index.
   Tokens next(const at::Tensor& logits);
 
  private:
@@ -40,9 +39,8 @@ struct PromptText {
 };
 
 /// Returns the prompts of the command line and of the files of --prompts. A text file has one
-/// prompt per line. A *.jsonl file has one object per line; the field "prompt" is a string, or a
-/// list of one string, which sets is_whole. Empty lines are ignored. Throws tessera::Error for a
-/// file without prompts, and for a line of another format; the message has the line's number.
+/// prompt per line, a *.jsonl file one object with a field "prompt" per line. Throws tessera::Error
+/// for a file without prompts, and for a wrong line.
 std::vector<PromptText> prompt_texts(const GenerateOptions& options);
 
 }  // namespace llama

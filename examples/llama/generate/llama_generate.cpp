@@ -115,8 +115,7 @@ class TextWriter {
 constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
 
 /// Throws Error if the model cannot compute a prompt of `longest` tokens followed by `max_tokens`
-/// tokens. Returns a warning if the tokens exceed max_position_embeddings, which is allowed as in
-/// `transformers`; otherwise "".
+/// tokens. Returns a warning if the tokens exceed max_position_embeddings; otherwise "".
 std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens) {
   const std::int64_t most = config.max_positions;
   // --max-tokens is checked before the KV cache is allocated. The flag's default is always valid.
@@ -230,13 +229,10 @@ Tokens of_rank_0(Tokens own, comm::Communicator* ranks, c10::Device device) {
   return own;
 }
 
-/// Continues `prompts` as one batch with a key-value cache. Generation of a text ends at one of the
-/// tokens `end`, which is not passed to `sink`, or after options.max_tokens. The other prompts of
-/// the batch change a generated text only by rounding. The random numbers of a text depend on the
-/// text's index in the batch. `ranks`: the process group of the ranks that compute the model
-/// together; nullptr for one rank. With a process group, the call is collective: rank 0 chooses the
-/// tokens and calls `sink`, which can be empty on the other ranks. Throws Error for an empty
-/// prompt.
+/// Continues `prompts` as one batch with a key-value cache. A text ends at one of the tokens `end`,
+/// or after options.max_tokens. The other prompts of the batch change a text only by rounding.
+/// `ranks`: the ranks that compute the model together; nullptr for one rank. Collective over
+/// `ranks`: rank 0 chooses the tokens and calls `sink`. Throws Error for an empty prompt.
 GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
                                const SamplingOptions& options, const Tokens& end,
                                const TokenSink& sink, comm::Communicator* ranks) {
@@ -279,11 +275,10 @@ struct TextLoss {
   double mean = 0;  ///< negative log likelihood per token, in nats; exp(mean): perplexity
 };
 
-/// Returns the mean loss of all tokens but the first. The model reads the text in windows of
-/// `window` tokens. Each window begins `stride` tokens after the previous window. Each token is
-/// predicted once, from the earlier tokens of the first window that has the token and an earlier
-/// token. A smaller `stride` gives each prediction more context and costs more time. Collective if
-/// logits are split over the vocabulary. Throws Error for fewer than two tokens.
+/// Returns the mean loss of all tokens but the first. The model reads windows of `window` tokens,
+/// `stride` tokens apart. Each token is predicted once, in the first possible window. A smaller
+/// `stride` gives more context and takes longer. Collective if logits are split over the
+/// vocabulary. Throws Error for fewer than two tokens.
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
   const tensor_parallel::CrossEntropyOptions options{.reduction = at::Reduction::Sum};
   const c10::NoGradGuard no_grad;
@@ -312,10 +307,9 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
 
 // ---- The run.
 
-/// Loads the weights of options.model in the dtype options.dtype. Each rank loads only its own
-/// weights. The rotary tables have `positions` rows. With `split_logits`, the model returns logits
-/// that are split over the vocabulary, for the loss. Otherwise each rank gets all logits.
-/// Collective.
+/// Loads this rank's weights of options.model in the dtype options.dtype. The rotary tables have
+/// `positions` rows. With `split_logits`, the logits are split over the vocabulary; otherwise each
+/// rank gets all logits. Collective.
 std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& config,
                                   std::int64_t positions, const DeviceMesh& mesh,
                                   bool split_logits) {

@@ -95,10 +95,9 @@ std::string pattern_of(const std::string& fqn) {
   return std::regex_replace(fqn, number, "$1*");
 }
 
-/// Attributes each collective of rank 0 to a module: in forward, to the innermost running module;
-/// in backward, to the module whose output's gradient was computed most recently. The collectives
-/// of gradient clipping and of the optimizer count for the last module of backward. Adds permanent
-/// hooks to the model.
+/// Attributes each collective of rank 0 to a module: in forward, the innermost running module; in
+/// backward and after, the module with the most recent output gradient. Adds permanent hooks to the
+/// model.
 class TrafficByModule {
  public:
   TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
@@ -188,10 +187,9 @@ TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
   return options;
 }
 
-/// Plans one rank of each planning::RankKind. If --ac is auto, sets `options.ac` to the setting
-/// with the least recomputation whose plan fits into device memory, or to "full" if no plan fits.
-/// This setting can checkpoint only the first blocks. Throws Error for options that llama_train
-/// rejects.
+/// Plans one rank of each planning::RankKind. With --ac auto, sets `options.ac` to the setting with
+/// the least recomputation that fits into device memory, otherwise to "full". Throws Error for
+/// options that llama_train rejects.
 planning::RunPlan plan_llama(TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
   const auto plan = [&] {
@@ -256,9 +254,8 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
 
 struct ExpertPlan {
   models::ParameterCount parameters;
-  /// Numbers of rows (tokens) that an expert gets in a micro-batch: the mean over the experts, the
-  /// maximum that --expert-load specifies, and the worst case, in which one expert gets all tokens
-  /// of the ranks that share the experts.
+  /// Numbers of tokens that an expert gets in a micro-batch: the mean over the experts, the maximum
+  /// from --expert-load, and the worst case (one expert gets all tokens).
   double mean_rows = 0, largest_rows = 0, most_rows = 0;
   /// The bytes that rank 0, which has the most experts, sends in the all-to-alls of one layer, in
   /// forward and backward of one micro-batch. Recomputation is not counted.

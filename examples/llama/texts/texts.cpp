@@ -41,8 +41,8 @@ bool is_zstd(const InputFile& file) {
                 "); copy or create the file again");
 }
 
-/// Reads a file as it is, or decompresses gzip (RFC 1952). The contents of consecutive gzip members
-/// are joined. Like the program gzip, GzipStream ignores other bytes after the last member.
+/// Reads a plain file, or decompresses gzip (RFC 1952). Several gzip members are joined. Other
+/// bytes after the last member are ignored, as by the program gzip.
 class GzipStream final : public ByteStream {
  public:
   explicit GzipStream(std::string path)
@@ -221,8 +221,8 @@ std::optional<Piece> DocumentReader::next_text() {
     return std::nullopt;
   }
   const bool begins = place_.offset == 0;
-  // The buffer can contain more than kPieceBytes + 1 bytes. cut_of() gets only the first
-  // kPieceBytes + 1 bytes: with all bytes, the cut would depend on how full the buffer is.
+  // cut_of() gets only the first kPieceBytes + 1 bytes of the buffer, so that the cut does not
+  // depend on the buffer's size.
   Piece piece = take(longer ? cut_of(left().substr(0, kPieceBytes + 1)) : left().size());
   piece.begins = begins;
   piece.ends = !longer;

@@ -16,8 +16,8 @@ namespace llama {
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
-  /// Fills `out` and returns the number of bytes read, which is smaller than the size of `out` only
-  /// at the end of the file. Throws Error for damaged data; the message has the offset in the file.
+  /// Fills `out` and returns the number of bytes read. Fewer bytes than the size of `out` mean the
+  /// end of the file. Throws Error for damaged data.
   virtual std::size_t read(std::span<char> out) = 0;
 };
 
@@ -45,10 +45,9 @@ inline constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 /// The maximum size of a line of a JSONL file; a longer line is an error.
 inline constexpr std::size_t kLineBytes = std::size_t{32} << 20;
 
-/// Returns the offset, above 0, at which to cut a text that begins with `text`. The best cut is
-/// after the last line end between two non-whitespace characters, where byte-level tokenizers split
-/// anyway. If there is no such line end, the cut is after the last line end. In a text without a
-/// line end, the cut is between two characters.
+/// Returns the offset (above 0) at which to cut a text that begins with `text`: after the last line
+/// end between two non-whitespace characters, where byte-level tokenizers split anyway. Otherwise
+/// after the last line end, or between two characters.
 std::size_t cut_of(std::string_view text);
 
 /// Reads files in order. A text file is one document; in a JSONL file, each non-blank line is one
@@ -57,8 +56,8 @@ class DocumentReader {
  public:
   /// `all_json`: whether to treat all files as JSONL, whatever the names of the files.
   DocumentReader(std::vector<std::string> files, bool all_json);
-  /// Returns the next non-empty piece of text, or nullopt at the end of the last file. Throws Error
-  /// for a file that can't be read, and for a JSONL line of more than kLineBytes.
+  /// Returns the next non-empty piece of text; nullopt at the end of the last file. Throws Error
+  /// for a file that can't be read, and for a JSONL line longer than kLineBytes.
   std::optional<Piece> next();
 
  private:
@@ -79,10 +78,9 @@ class DocumentReader {
   bool at_end_ = false;
 };
 
-/// Returns the files that match `patterns`, in the order of the patterns. The matches of a pattern
-/// are in byte order, and each file is returned once. A pattern that is the name of an existing
-/// file matches only this file. `flag` names the flag with the patterns, for messages. Throws
-/// tessera::Error for a pattern without a match.
+/// Returns the files that match the globs `patterns`: each file once, in the order of the patterns,
+/// then in byte order. The name of an existing file matches only this file. `flag`: the flag's name
+/// for messages. Throws tessera::Error for a pattern without a match.
 std::vector<std::string> list_files(const std::string& flag,
                                     const std::vector<std::string>& patterns);
 

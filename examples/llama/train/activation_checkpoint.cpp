@@ -33,8 +33,8 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-/// A factor for the memory that llama_plan does not count, such as fragmentation and the workspaces
-/// of cuBLAS. On one H200, libtorch reserved up to 1.19 times the planned memory.
+/// A safety factor for memory that llama_plan does not count, such as fragmentation. On one H200,
+/// libtorch reserved up to 1.19 times the planned memory.
 constexpr double kReservedPerPlanned = 1.2;
 
 /// Returns how many bytes of memory on this rank's device the planned tensors may use.
@@ -89,8 +89,8 @@ std::string error_in(const std::string& log) {
   return last.empty() ? "the program wrote nothing" : last;
 }
 
-/// Returns llama_plan's JSON for this run on devices with `room` bytes. llama_plan needs a --gpu,
-/// but any GPU type will do: the speed of a GPU does not change how much memory a run needs.
+/// Returns llama_plan's JSON for this run on devices with `room` bytes. Any value of --gpu will do,
+/// because a GPU's speed does not change the memory that a run needs.
 nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
   std::string name = std::filesystem::temp_directory_path() / "llama_train-XXXXXX";
   TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, "can't create the folder ", name,

@@ -1,8 +1,6 @@
 // Trains a Llama on a mesh of dp_replicate x dp x ep x cp x tp ranks. train(), the last function in
-// this file, executes the whole run. LlamaRun (run.cpp) has mesh, model, optimizer and training
-// step. This file has the outputs, the checks of checkpoints and the loop. All other parts are in
-// the library (docs/training.md). All ranks make all collective calls in the same order; only rank
-// 0 prints and writes.
+// this file, executes the whole run. run.cpp has the mesh, model, optimizer and training step. All
+// ranks make all collective calls in the same order; only rank 0 prints and writes.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -86,11 +84,10 @@ void take_for_a_new_run(const std::filesystem::path& folder, const std::string& 
                                 : "; pass a new folder, or --resume to continue the run");
 }
 
-/// Reserves the folder of --output-dir for this run, and writes the flags to config.toml, or for a
-/// resumed run to config-2.toml and so on. `goes_on`: whether a step was loaded. With --resume
-/// auto, accepts the folder of a run with the same flags that ended before its first save. Throws
-/// tessera::Error if the folder belongs to another run, including a run that starts at the same
-/// time, or if the folder cannot be written. Call take_run_folder() on rank 0.
+/// Reserves the folder of --output-dir for this run, and writes the flags to config.toml (for a
+/// resumed run to config-2.toml and so on). `goes_on`: whether a step was loaded. Throws
+/// tessera::Error if another run has the folder, or the folder cannot be written. Call
+/// take_run_folder() on rank 0.
 void take_run_folder(const TrainOptions& options, bool goes_on) {
   const std::filesystem::path folder(options.output_dir);
   files::create_folders(folder);
@@ -272,9 +269,8 @@ void write_record(const LlamaRun& run) {
 
 // ---- Checkpoints.
 
-/// Returns the flags that determine a training step and the optimizer's state, as a JSON object of
-/// names and values. Omits flags that are off, and the path of the model's config.json. Checkpoints
-/// save this object.
+/// Returns the flags that determine a training step and the optimizer's state, as a JSON object for
+/// checkpoints. Omits flags that are off and the path of config.json.
 Json fine_tuning_record(const TrainOptions& o) {
   Json record = Json::object();
   if (o.lora_rank > 0) {
@@ -316,9 +312,8 @@ Json checkpoint_entries(const LlamaRun& run) {
           {"fine_tuning", fine_tuning_record(run.options)}};
 }
 
-/// Compares the fine-tuning flags of this run with the flags in the checkpoint. Called before
-/// tensors are loaded, because the error for missing tensors would not name the flags. With
-/// --initial-load, flags that do not change the adapters or the optimizer can differ.
+/// Compares this run's fine-tuning flags with the checkpoint's flags. Called before tensors are
+/// loaded, because an error for missing tensors would not name the flags.
 void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
                              const TrainOptions& options) {
   // Checkpoints of older versions of llama_train lack the record of fine-tuning flags.

@@ -22,9 +22,8 @@ int train(std::vector<std::string> arguments) {
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
   }
-  // Signal handlers are installed before start-up, so that a signal during start-up is not lost.
-  // The handlers are never removed, so that a late signal does not kill a rank that has saved.
-  // Without --checkpoint, a signal ends the run immediately.
+  // Signal handlers are installed before start-up and never removed, so that no signal is lost or
+  // kills a rank that has saved. Without --checkpoint, a signal ends the run immediately.
   static auto& signals = *new std::optional<tessera::StopSignals>;
   if (!options.checkpoint.empty()) {
     signals.emplace();

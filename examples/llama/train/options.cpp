@@ -1,6 +1,5 @@
-// The table of llama_train's flags, followed by checks that involve several flags. The command
-// line, --config-file, --help and docs/programs/training.md are made from the table. Checks that
-// read files or communicate are elsewhere.
+// The table of llama_train's flags, and checks that involve several flags. The command line,
+// --config-file, --help and docs/programs/training.md are made from the table.
 
 #include "examples/llama/train/options.h"
 

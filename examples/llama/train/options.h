@@ -102,8 +102,8 @@ struct TrainOptions {
 
   /// The names and values of all flags that the run uses, including defaults, for run.json.
   std::vector<std::pair<std::string, std::string>> listing;
-  /// The flags and values that must be equal on all ranks. Machines can have different files, so
-  /// for a flag that names a file, ranks only compare whether the flag is given.
+  /// The flags and values that must be equal on all ranks. For a flag that names a file, ranks only
+  /// compare whether the flag is given.
   std::map<std::string, std::string> shared;
   std::vector<std::string> given;
   std::vector<NamedFile> inputs;  ///< the files that the flags name as inputs
@@ -136,9 +136,8 @@ TrainOptions parse_train_options(std::vector<std::string> arguments);
 /// the quotient is not an integer.
 TrainOptions with_all_degrees(TrainOptions options, std::int64_t ranks);
 
-/// Parses the flags of a program that plans a run. `declare` adds the program's own flags. A
-/// planned run needs no data and writes nothing. `uses_gpu` is called after parsing if --device is
-/// not given.
+/// Parses the flags of a program that plans a run: no data, no outputs. `declare` adds the
+/// program's own flags. `uses_gpu` is called after parsing if --device is not given.
 TrainOptions parse_plan_options(std::vector<std::string> arguments,
                                 const std::function<void(CLI::App&)>& declare,
                                 const std::function<bool()>& uses_gpu);

@@ -43,8 +43,8 @@ nn::LoraOptions lora_options(const TrainOptions& o) {
 
 namespace {
 
-/// Creates the mesh (dp, tp) of the run, with dp_replicate, ep and cp if these degrees are above 1.
-/// Throws tessera::Error unless the product of the degrees equals the number of ranks.
+/// Creates the mesh (dp, tp), with dp_replicate, ep and cp if these degrees are above 1. Throws
+/// tessera::Error unless the product of the degrees equals the number of ranks.
 DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
   const std::int64_t ranks = o.ranks();
   TESSERA_CHECK(ranks == world->size(),
@@ -108,8 +108,8 @@ ParallelOptions parallel_options(const TrainOptions& options) {
           .recomputed_blocks = blocks};
 }
 
-/// Creates the model on the meta device, with adapters and frozen parameters as the flags say. Call
-/// parallelize() afterwards, which shards an adapter like the base weight that the adapter changes.
+/// Creates the model on the meta device, with adapters and frozen parameters as the flags say. Must
+/// precede parallelize(), which shards each adapter like its base weight.
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& config) {
   std::shared_ptr<Llama> model;
   {
@@ -178,13 +178,12 @@ void check_model(const TrainOptions& options) {
 
 namespace {
 
-/// The maximum size of the logits of one chunk of the loss. Chunks of some thousand tokens keep a
-/// GPU busy; the logits of 2048 tokens with a vocabulary of 128,256 take 525 MB in bf16.
+/// The maximum size of the logits of one chunk of the loss. For example, the logits of 2048 tokens
+/// with a vocabulary of 128,256 take 525 MB in bf16.
 constexpr std::int64_t kChunkBytes = std::int64_t{640} << 20;
 
-/// Whether the loss is computed in chunks. Small logits are computed in one matrix product, whose
-/// gradients are rounded only once. The choice depends only on sizes, so that llama_plan and
-/// llama_train make the same choice.
+/// Whether the loss is computed in chunks. Small logits are not chunked, so that gradients are
+/// rounded only once. The choice depends only on sizes, so that llama_plan makes the same choice.
 bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_t tokens,
                           const tensor_parallel::LinearCrossEntropyOptions& head) {
   if (o.loss_chunks) {
@@ -294,7 +293,7 @@ namespace {
 constexpr double kProduct = 2;
 
 /// Returns the index of the forward stage that uses a parameter: 0 for the embedding, 1 to N for
-/// the N layers, and N + 1 for all other parameters.
+/// the N layers, N + 1 for the rest.
 std::int64_t stage_of(const std::string& name, const Config& config) {
   const std::string layers = "model.layers.";
   if (name.starts_with(layers)) {
@@ -577,8 +576,8 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
     }
     if (o.cp > 1) {
       // The mesh dimension "cp" comes just before "tp", the last dimension. Each attention layer
-      // calls 3 attention kernels on the first rank along "cp", 2 on the last rank, and 4 on other
-      // ranks. With a sliding window, the number can differ on each rank.
+      // calls 3 kernels on the first "cp" rank, 2 on the last, and 4 on others. With a sliding
+      // window, each rank can differ.
       const std::int64_t rank = coordinate[coordinate.size() - 2];
       const bool differs = window > 0 || rank == 0;
       sizes.push_back(differs ? rank : rank == o.cp - 1 ? 2 : 1);

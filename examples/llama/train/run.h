@@ -28,23 +28,21 @@ namespace llama {
 void choose_kernels(const TrainOptions& options);
 
 /// Returns the configuration of --model or --config, cut to --layers layers. Throws tessera::Error
-/// for a --seq above a million tokens and above the model's max_position_embeddings, and for heads
-/// that cannot be split over --tp. Allocates no weights.
+/// for a --seq that is too long, and for heads that cannot be split over --tp. Allocates no
+/// weights.
 Config model_config(const TrainOptions& options);
 
 /// Throws the errors of model_config(), and Error for --lora-targets and --freeze that don't fit
-/// the model. Needs no comm::World, so a rank can throw before the ranks connect. If a rank failed
-/// later, other ranks would only report that a rank is missing.
+/// the model. Call before the ranks connect, so that other ranks do not wait for a failed rank.
 void check_model(const TrainOptions& options);
 
-/// Replaces --ac auto by the setting with the least recomputation among those whose planned memory
-/// fits into --memory or, by default, the smallest GPU of all ranks; by "full" if none fits. Rank 0
-/// runs llama_plan and prints the choice. Throws tessera::Error on all ranks if the plan fails.
-/// Collective over `world` with --ac auto.
+/// Replaces --ac auto by the setting with the least recomputation whose planned memory fits into
+/// --memory or the smallest GPU; by "full" if none fits. Throws tessera::Error on all ranks if the
+/// plan fails. Collective over `world` with --ac auto.
 TrainOptions with_chosen_ac(TrainOptions options, tessera::comm::World& world);
 
-/// Returns the FLOPs per token of a training step. Omits the gradients of weights that --freeze or
-/// --lora-rank leaves untrained, and the gradients of inputs before the first trained weight.
+/// Returns the FLOPs per token of a training step. Omits gradients of untrained weights (--freeze,
+/// --lora-rank), and input gradients before the first trained weight.
 tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config& config);
 /// Returns the FLOP/s of a rank's device, from --peak-flops or the data sheet; nullopt if unknown.
 /// Collective over `world` with --peak-flops measure.
@@ -71,15 +69,13 @@ nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData&
 /// there is no difference.
 std::string data_change(nlohmann::json saved, nlohmann::json now);
 
-/// Describes the first value of `now` that differs from `saved`, and its path:
-/// "files["t.bin"].bytes is 4 instead of 3"; "" if both are equal. `at`: the path of `saved` and
-/// `now`.
+/// Describes the first value of `now` that differs from `saved`: "files["t.bin"].bytes is 4 instead
+/// of 3"; "" if both are equal. `at`: the path of `saved` and `now`.
 std::string first_difference(const nlohmann::json& saved, const nlohmann::json& now,
                              const std::string& at = "");
 
 /// Throws tessera::Error unless all ranks have the same data, including the held-out text. The
-/// message names the first rank whose data differ from rank 0's, and the difference. Collective
-/// over `world`.
+/// message names the first rank with different data. Collective over `world`.
 void check_same_data(const TrainOptions& options, const TrainingData& data,
                      tessera::comm::World& world);
 
@@ -92,8 +88,8 @@ struct LlamaRun {
 
   /// Runs the next step, and returns all metrics of this step except the throughput.
   tessera::observe::StepMetrics step();
-  /// Returns the loss of micro-batch `i` of this rank's sequences: the mean over the micro-batch's
-  /// targets or, if loss.tokens is set, this rank's part of a sum over all ranks.
+  /// Returns the loss of micro-batch `i` of this rank's sequences: the mean over its targets or,
+  /// with loss.tokens, this rank's term of a sum over all ranks.
   at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch, std::int64_t i,
                      const tessera::tensor_parallel::CrossEntropyOptions& loss = {});
   tessera::tensor_parallel::CrossEntropyOptions loss_options() const;
@@ -124,14 +120,13 @@ struct LlamaRun {
   tessera::training::StepMeter meter_;
 };
 
-/// Implements --verify: compares forward and backward on the mesh with the one-rank model, with one
-/// sample per data-parallel rank. Returns a description of what was compared. Throws tessera::Error
-/// if the results on the mesh differ from those of the one-rank model. Collective.
+/// Implements --verify: compares forward and backward on the mesh with the one-rank model, and
+/// returns a description of the comparison. Throws tessera::Error if the results differ.
+/// Collective.
 std::string verify(LlamaRun& run);
 
 /// Returns the planned run of `options`. `world`: a comm::fake_world with the ranks of the run, or
-/// a world on this CPU. The run reads only the model's configuration and writes nothing. Throws
-/// tessera::Error for options that llama_train rejects.
+/// a world on this CPU. Writes nothing. Throws tessera::Error for options that llama_train rejects.
 tessera::planning::Run planned_run(const TrainOptions& options,
                                    const tessera::comm::WorldPtr& world);
 /// Returns the function for planning::PlanOptions::sizes, which describes a rank's part of the
@@ -141,10 +136,9 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
 
 tessera::nn::LoraOptions lora_options(const TrainOptions& options);
 
-/// Executes a run of llama_train with all its outputs. `signals`: after a signal, the run finishes
-/// the current step or evaluation batch, saves a checkpoint and ends; nullptr: signals are ignored.
-/// Returns false if a signal ended the run. Collective over `world`; a failure on one rank throws
-/// on that rank.
+/// Executes a run of llama_train with all its outputs. `signals`: after a signal, the run saves a
+/// checkpoint and ends; nullptr: signals are ignored. Returns false if a signal ended the run.
+/// Collective over `world`; a failure on one rank throws on that rank.
 bool train(const TrainOptions& given, const tessera::comm::WorldPtr& world,
            const tessera::StopSignals* signals = nullptr);
 
