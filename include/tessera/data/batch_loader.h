@@ -26,8 +26,8 @@ class SampleSource {
   virtual ~SampleSource() = default;
   virtual std::int64_t size() const = 0;
   virtual std::int64_t sequence() const = 0;
-  /// Writes the S input tokens of sample `index` in [0, size()) and the target of each input token.
-  /// A target is the next token, or -100 if the loss ignores the target. Throws Error for a token
+  /// Writes the S input tokens of sample `index` in [0, size()), and one target per input token. A
+  /// target is the next token, or -100 if the loss ignores the target. Throws Error for a token
   /// outside the vocabulary.
   virtual void read(std::int64_t index, std::span<std::int64_t> inputs,
                     std::span<std::int64_t> targets) const = 0;
@@ -39,9 +39,9 @@ class SampleSource {
 /// A shared pointer to a source of samples, because several loaders may read one source.
 using SampleSourcePtr = std::shared_ptr<const SampleSource>;
 
-/// Splits N tokens into floor((N - 1) / S) samples. Sample n covers the tokens [n * S, n * S + S +
-/// 1): the first S are inputs, the last S are targets. Throws Error for a token outside [0,
-/// vocabulary) among the first 2^26 tokens; later tokens are checked when read.
+/// Splits N tokens into floor((N - 1) / S) samples. Sample n has the inputs [n * S, n * S + S), and
+/// the targets one token later. Throws Error for a token outside [0, vocabulary): at once in the
+/// first 2^26 tokens, otherwise when the token is read.
 SampleSourcePtr token_windows(TokenSourcePtr tokens, std::int64_t sequence,
                               std::int64_t vocabulary);
 
@@ -51,32 +51,26 @@ struct PromptOptions {
   std::string completion_field = "completion";
   std::vector<std::int64_t> begin = {};  ///< tokens inserted before each prompt
   std::vector<std::int64_t> end = {0};   ///< tokens appended to each completion; not empty
-  /// Whether to cut samples that are too long. A sample is cut at its end; a prompt that leaves no
-  /// room for a target is cut at its beginning. Conversations are cut only at their end.
+  /// Whether to cut samples that are too long. Samples are cut at the end. A prompt without room
+  /// for a target is cut at the beginning, except in a conversation.
   bool truncate = false;
 };
 
-/// A function that returns the next line of a JSON Lines file that is not blank, with the file's
-/// name and the line's number for messages. Returns nullopt after the last line.
+/// Returns the next line of a JSON Lines file that is not blank, and the file name and line number
+/// for messages. Returns nullopt after the last line.
 using JsonLines = std::function<std::optional<std::pair<std::string, std::string>>()>;
 
-/// Makes one sample from each object in JSON Lines. A sample is the tokens of `begin`, the prompt,
-/// the completion and `end`, padded to `sequence` tokens with the last token of `end`. Only the
-/// tokens of the completion and of `end` are targets. Prompt and completion are tokenized together,
-/// unless a token would cover the end of the prompt and the start of the completion; in this case
-/// prompt and completion are tokenized separately.
+/// Makes one sample from each object in JSON Lines: the tokens of `begin`, prompt, completion and
+/// `end`, padded to `sequence` tokens with the last token of `end`. Only tokens of the completion
+/// and of `end` are targets. No token covers both prompt and completion.
 ///
-/// Prompt and completion may also be the lists of turns of a conversation that a chat template has
-/// formatted: turn i is prompt[i], completion[i]. The lists must have equal length. `begin` and
-/// `end` are not added. All completions are targets. A token that covers the end of one text and
-/// the start of the next belongs to the next text.
+/// For a conversation, prompt and completion are lists of equal length: turn i is prompt[i],
+/// completion[i], as formatted by a chat template. `begin` and `end` are not added. All completions
+/// are targets.
 ///
-/// Reads and tokenizes all lines at construction, and stores each token in 4 bytes. Throws Error,
-/// with file and line:
-/// - for lines that json_text_lists() rejects;
-/// - without `truncate`, for samples of more than `sequence` + 1 tokens and for prompts that leave
-///   no room for a target;
-/// - for files without objects.
+/// All lines are read at construction. Throws Error, with file and line, for lines that
+/// json_text_lists() rejects, for files without objects and, without `truncate`, for samples that
+/// are too long.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
 
@@ -94,8 +88,8 @@ struct BatchOptions {
   std::int64_t batch = 1;  ///< number of sequences per step, over all ranks
   /// Seed of the shuffle; nullopt: no shuffle. Each pass over a source of samples has a new order.
   std::optional<std::uint64_t> shuffle = std::nullopt;
-  /// The token that ends a document. Token positions restart at 0 after this token. The token's
-  /// target would belong to the next document, and is therefore -100, which the loss ignores.
+  /// The token that ends a document. Token positions restart at 0 after this token. This token's
+  /// target is -100, which the loss ignores.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
@@ -104,19 +98,16 @@ struct RowRange {
   std::int64_t first = 0, last = 0;
 };
 
-/// Returns the rows that `rank` loads of a batch of `micro_batches` micro-batches. Each micro-batch
-/// is divided among the ranks, so the rows and the dropout masks of a micro-batch are the same on
-/// any number of ranks. Throws Error unless the batch is divisible by ranks * micro_batches.
+/// Returns the rows of a batch that `rank` loads. Each of the `micro_batches` micro-batches is
+/// divided among the ranks, so micro-batches have the same rows on any number of ranks. Throws
+/// Error unless ranks * micro_batches divides the batch.
 std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
                                    std::int64_t rank, std::int64_t ranks);
 
-/// Loads batches of samples. Row i of step s is sample n = s * batch + i of the global order. With
-/// one source, sample n is the source's sample n modulo size(). With several sources, each source's
-/// fraction of the first N samples is proportional to its weight, with an error of at most
-/// log2(sources) samples. Each source supplies its samples in order, again and again. With a
-/// shuffle, each pass over a source is a new permutation, which is the same on every mesh. Every
-/// rank creates the same loader and loads only its rows; not collective. A run may continue from
-/// any step. Immutable: several threads may use one loader.
+/// Loads batches of samples. Row i of step s is sample s * batch + i of the global order, which
+/// mixes the sources in proportion to their weights. With a shuffle, each pass over a source is a
+/// new permutation, equal on every mesh. Each rank creates the same loader and loads only its rows.
+/// Not collective. Thread safe, because immutable.
 class BatchLoader {
  public:
   /// Throws Error if a source has too few samples for its fraction of a batch, if sequence lengths
@@ -139,9 +130,8 @@ class BatchLoader {
     /// Returns a view of rows [first, first + count).
     Batch rows(std::int64_t first, std::int64_t count) const;
   };
-  /// Loads the rows `ranges` of the batch of `step`, concatenated; steps count from 0. With
-  /// `pinned`, the batch is in page-locked memory, for CUDA. Throws Error for a token outside the
-  /// vocabulary.
+  /// Loads the rows `ranges` of the batch of `step` (from 0), concatenated. `pinned`: use
+  /// page-locked memory, for CUDA. Throws Error for a token outside the vocabulary.
   Batch load(std::int64_t step, const std::vector<RowRange>& ranges, bool pinned = false) const;
   /// Returns the number of distinct samples over all sources.
   std::int64_t samples() const;
@@ -165,13 +155,13 @@ class BatchLoader {
   std::shared_ptr<const Mixture> mixture_;
 };
 
-/// Loads a rank's rows of the next step on a background thread while the current step runs. Steps
-/// may be loaded in any order. Not thread safe. The destructor waits for the background thread.
+/// Loads a rank's rows of the next step on a background thread during the current step. Steps may
+/// be loaded in any order. The destructor waits for the thread. Not thread safe.
 class PrefetchLoader {
  public:
-  /// Loads the rows `ranges` of the batches of `loader`, concatenated; `pinned`: see
-  /// BatchLoader::load(). Without `background`, no thread is used: load() reads the next step
-  /// before it returns, so that the order of allocations is deterministic.
+  /// Loads the rows `ranges` of the batches of `loader`, concatenated. `pinned`: see
+  /// BatchLoader::load(). Without `background`, load() itself reads the next step, so that the
+  /// order of allocations is deterministic.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::vector<RowRange> ranges,
                  bool pinned = false, bool background = true);
   /// Returns the rows of `step` and starts to load the next step. Throws the errors of

@@ -13,9 +13,9 @@ namespace tessera::data {
 /// Returns the contents of a file. Throws Error if the file cannot be read.
 std::string read_text(const std::string& path);
 
-/// Returns the values of `fields`, in this order, in one line of a JSON Lines file. `origin` is the
-/// file and line for messages. Throws Error if the line is not a JSON object, if a field is
-/// missing, or if a field is neither a string nor a list of strings.
+/// Returns the values of `fields` in one line of a JSON Lines file. `origin`: file and line, for
+/// messages. Throws Error unless the line is a JSON object in which each field is a string or a
+/// list of strings.
 std::vector<JsonTexts> json_text_lists(std::string_view line,
                                        const std::vector<std::string>& fields,
                                        const std::string& origin);

@@ -30,11 +30,10 @@ using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 /// Returns a copy of `tokens` in memory, with 1, 2, 4 or 8 bytes for each token.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 
-/// Opens the llm.c shards `files`, in the given order, as one sequence of tokens. A shard is a
-/// header of 256 int32 (magic, version, token count) followed by the tokens, little endian: magic
-/// 20240520 with uint16 tokens, or 20240801 with uint32 tokens. Throws Error, with the file's name,
-/// for a bad magic or version, for a file length that contradicts the token count, and for anything
-/// but a regular file.
+/// Opens llm.c shards as one sequence of tokens, in the order of `files`. A shard is 256 int32
+/// (magic, version, token count), then the tokens, little endian. Magic 20240520: uint16 tokens;
+/// 20240801: uint32 tokens. Throws Error for a wrong header, a wrong file length, or a file that is
+/// not regular.
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
 /// Writes one llm.c shard with several calls of append(). The file appears when finish() is called.
@@ -44,8 +43,8 @@ class TokenShardWriter {
   /// Writes tokens of 16 bits if `vocabulary` is at most 65,536, and of 32 bits otherwise.
   TokenShardWriter(const std::filesystem::path& path, std::int64_t vocabulary);
   ~TokenShardWriter();
-  /// Appends tokens to the shard. Throws Error for a token that needs more bits than a token of the
-  /// shard, and for more than 2^31 - 1 tokens in total.
+  /// Appends tokens to the shard. Throws Error for a token that does not fit the shard's integer
+  /// type, and above 2^31 - 1 tokens.
   void append(std::span<const std::int64_t> tokens);
   /// Returns the number of tokens written so far.
   std::int64_t size() const { return size_; }

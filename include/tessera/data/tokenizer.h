@@ -19,8 +19,8 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   /// Returns the size of the vocabulary. Token ids are in [0, vocabulary()).
   virtual std::int64_t vocabulary() const = 0;
-  /// Returns the tokens of a text, without begin and end tokens. Special tokens that are written in
-  /// the text are recognized. Invalid UTF-8 is read as U+FFFD, except by byte_tokenizer().
+  /// Returns the tokens of a text, without begin and end tokens. Recognizes special tokens in the
+  /// text. Invalid UTF-8 is read as U+FFFD, except by byte_tokenizer().
   virtual std::vector<std::int64_t> encode(std::string_view text) const = 0;
   /// Returns the text of tokens. Special tokens have no text. If tokens are bytes, the text can be
   /// invalid UTF-8. Throws Error for an id outside the vocabulary.
@@ -34,11 +34,10 @@ class Tokenizer {
 /// A shared pointer to a tokenizer.
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
-/// Opens a SentencePiece, tokenizer.json or tiktoken file; the content of the file determines the
-/// format. In a folder, opens tokenizer.json or, if missing, tokenizer.model. For SentencePiece and
-/// tokenizer.json, also reads tokenizer_config.json, special_tokens_map.json and added_tokens.json
-/// in the folder, as `transformers` does. Throws Error if a file is unreadable or has a wrong
-/// format, or if the other files contain tokens or ids that contradict the tokenizer file.
+/// Opens a SentencePiece, tokenizer.json or tiktoken file, detected by content. In a folder, opens
+/// tokenizer.json or, if missing, tokenizer.model. Also reads the folder's files of special tokens,
+/// as `transformers` does. Throws Error if a file is unreadable or has a wrong format, or if files
+/// contradict each other.
 TokenizerPtr open_tokenizer(const std::string& path);
 /// Returns all files that open_tokenizer() reads, the tokenizer's file first. Throws the errors of
 /// open_tokenizer().
@@ -46,18 +45,16 @@ std::vector<std::string> tokenizer_files(const std::string& path);
 /// Whether a file has the format of a tokenizer.json. Throws Error if the file cannot be read.
 bool is_tokenizer_json(const std::string& path);
 
-/// Decodes tokens one at a time. The texts that push() and finish() return, concatenated, equal the
-/// text of all tokens. No text of push() ends inside a character. Each push() decodes only the
-/// latest tokens. Not thread safe.
+/// Decodes tokens one at a time. The texts of push() and finish(), concatenated, are the text of
+/// all tokens. No text of push() ends inside a character. Not thread safe.
 class StreamDecoder {
  public:
   /// `before`: the tokens that precede the first push(). push() does not return their texts.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
-  /// Returns the new characters that `token` completes, if any. Bytes of invalid UTF-8 are returned
-  /// unchanged, in front of the next valid character. An id above the vocabulary decodes to
-  /// nothing, as in `transformers`, because a model's vocabulary can be padded. Throws Error for a
-  /// negative id.
+  /// Returns the new characters that `token` completes, if any. Invalid UTF-8 is returned
+  /// unchanged, before the next valid character. An id above the vocabulary decodes to nothing.
+  /// Throws Error for a negative id.
   std::string push(std::int64_t token);
   /// Returns the text that push() has not returned yet. This text can be invalid UTF-8.
   std::string finish();

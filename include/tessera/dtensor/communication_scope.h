@@ -11,12 +11,11 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// A CommunicationScope records this rank's collectives while the scope exists: the scope counts
-/// calls and bytes for each mesh dimension, and lists the calls. The list grows with every call, so
-/// use a scope for one step, not for a whole training run. The bytes of a call are the size of the
-/// tensor that this rank passes to the collective. Not collective. Records the calls of all threads
-/// of this rank; only one thread may use the scope. Like PyTorch's CommDebugMode, but also counts
-/// bytes.
+/// A CommunicationScope records this rank's collectives while the scope exists: the number of calls
+/// and bytes for each mesh dimension, and a list of calls. The bytes of a call are the size of the
+/// tensor that this rank passes. The list grows with each call: use a scope for one step. Not
+/// collective. Records all threads of this rank; only one thread may use the scope. Like PyTorch's
+/// CommDebugMode.
 ///
 ///   CommunicationScope communication(mesh);
 ///   model(x).sum().backward();
@@ -33,8 +32,8 @@ class CommunicationScope {
   /// Returns every collective call, in the order in which the calls started. Includes calls on
   /// process groups over several mesh dimensions ("dp_tp") and on other meshes of this rank.
   std::vector<comm::CollectiveCall> calls() const;
-  /// Returns a text with a line for each call: index of the call, mesh dimension, collective,
-  /// bytes, and the operator or FSDP unit that made the call (in backward also the autograd node).
+  /// Returns one line per call: index, mesh dimension, collective, bytes, and the operator or FSDP
+  /// unit (in backward also the autograd node).
   std::string listing() const;
 
  private:

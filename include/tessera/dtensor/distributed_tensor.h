@@ -18,17 +18,15 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// A handle to a tensor that is distributed over a mesh. The tensor is an at::Tensor that reports
-/// the global sizes and contains a local tensor. The handle converts implicitly to this at::Tensor,
-/// which every at:: function, autograd and torch::optim accept. The handle adds the functions that
-/// only distributed tensors have. Like PyTorch's DTensor.
+/// A handle to an at::Tensor that is distributed over a mesh. The at::Tensor has the global sizes
+/// and contains a local tensor. The handle converts to the at::Tensor, which at:: functions,
+/// autograd and torch::optim accept. Like PyTorch's DTensor.
 ///
-/// Collective functions must be called by all ranks of the mesh, in the same order. Thread safety
-/// is that of at::Tensor: several threads may read one tensor, and a write needs a lock. Only one
-/// thread of a rank may call collectives at a time.
+/// All ranks of the mesh call collective functions in the same order. Only one thread of a rank may
+/// call collectives at a time. Thread safety is that of at::Tensor.
 ///
-/// Every function that makes or redistributes a distributed tensor throws Error, on every rank, for
-/// a Partial placement whose reduction the dtype does not support. bool supports max, min and
+/// Functions that make or redistribute distributed tensors throw Error, on every rank, for a
+/// Partial placement whose reduction the dtype does not support. bool supports max, min and
 /// product. Integers support all reductions but avg. Complex dtypes support sum and avg.
 class DistributedTensor {
  public:
@@ -36,15 +34,12 @@ class DistributedTensor {
   /// Constructs a handle to `tensor`, which must be distributed. Throws Error for a plain tensor.
   explicit DistributedTensor(at::Tensor tensor);
 
-  /// Returns a distributed tensor whose local tensor on this rank is `local`, without a copy.
-  /// `sizes`: the global sizes. Without `sizes`, the ranks of a sharded tensor exchange the sizes
-  /// in CPU memory, which is collective. With `sizes`, from_local() is not collective, except with
-  /// TESSERA_DEBUG=1, which compares sizes, dtype and placements between ranks. Throws Error if
-  /// `local` does not have the sizes of this rank's shard; if the ranks exchanged sizes, every rank
-  /// throws. Gradient: the local tensor's gradient has the placements of the distributed tensor,
-  /// with Replicate in place of Partial. `grad_placements` overrides these placements, and may
-  /// differ only in Partial and Replicate. For example, with Partial for a replicated tensor the
-  /// gradient is the sum over the ranks, and each rank's local tensor gets only its own term.
+  /// Returns a distributed tensor with the local tensor `local`, without a copy. `sizes`: the
+  /// global sizes. Collective for a sharded tensor without `sizes`, and with TESSERA_DEBUG=1.
+  /// Throws Error if `local` does not have the sizes of this rank's shard.
+  ///
+  /// The gradient has the tensor's placements, with Replicate in place of Partial.
+  /// `grad_placements` overrides these placements and may differ only in Partial and Replicate.
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                                       const Placements& placements,
                                       std::optional<std::vector<std::int64_t>> sizes = {},
@@ -52,17 +47,15 @@ class DistributedTensor {
   static DistributedTensor from_local(const at::Tensor& local, const ShardingSpec& spec,
                                       std::vector<std::int64_t> sizes);
 
-  /// Returns this rank's local tensor, which shares memory with the distributed tensor. Not
-  /// collective. `grad_placements`: the placements of the local gradient in backward; by default
-  /// this tensor's placements, with Replicate in place of Partial. The `.grad` of a leaf is
-  /// redistributed to the leaf's placements. Throws Error, on all ranks, unless `grad_placements`
-  /// and placements() differ only in Partial and Replicate.
+  /// Returns this rank's local tensor, which shares memory with this tensor. Not collective.
+  /// `grad_placements`: the placements of the local gradient, by default placements() with
+  /// Replicate in place of Partial. Throws Error unless `grad_placements` and placements() differ
+  /// only in Partial and Replicate.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
-  /// Returns this tensor with other placements, or another layout, on the same mesh. Collective if
-  /// data must move. The result shares no memory with this tensor; if this tensor has the
-  /// placements already, the result is this tensor. Throws Error for placements that do not match
-  /// the sizes or the mesh. The gradient is redistributed to the placements of this tensor, with
-  /// Replicate in place of Partial.
+  /// Returns this tensor with other placements or another layout on the same mesh. The result
+  /// shares no memory with this tensor, unless the placements are equal. Collective if data must
+  /// move. The gradient is redistributed to placements(), with Replicate in place of Partial.
+  /// Throws Error for placements that do not match the sizes or the mesh.
   DistributedTensor redistribute(const Placements& placements,
                                  const RedistributeOptions& options = {}) const;
   DistributedTensor redistribute(LayoutPtr layout) const;
@@ -84,20 +77,18 @@ class DistributedTensor {
   at::Tensor tensor_;
 };
 
-/// Distributes `tensor`: each rank takes a copy of its shard. `tensor` must be the same on every
-/// rank, unless `source` is set. `source` is an index in mesh.ranks(): all ranks then get shards of
-/// the tensor of this source rank, which is collective and has no gradient; all other ranks must
-/// pass a tensor of the same sizes and dtype. Without `source` the call is not collective, and the
-/// gradient is redistributed to Replicate. A tensor that is replicated on all mesh dimensions
-/// shares the memory of `tensor`; pass tensor.clone() to avoid this. A meta tensor gives a meta
-/// local tensor of the right sizes. Like PyTorch's distribute_tensor.
+/// Distributes `tensor`: each rank copies its shard. Without `source`, `tensor` must be equal on
+/// every rank, the call is not collective, and the gradient is redistributed to Replicate. A fully
+/// replicated result shares the memory of `tensor`.
+///
+/// `source`: an index in mesh.ranks(). All ranks then get shards of the source rank's tensor.
+/// Collective, without gradient; all ranks pass equal sizes and dtypes. Like PyTorch's
+/// distribute_tensor.
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements, std::optional<int> source = {});
 
-/// Returns a text: the tensor's sizes, dtype, mesh and placements, then this rank's values and
-/// their index ranges in the global tensor. A Partial tensor is reduced first, which is collective:
-/// call to_string() on every rank. (Streaming the at::Tensor itself throws: libtorch's printer
-/// reads memory, and a distributed tensor has no memory of its own.)
+/// Returns the sizes, dtype, mesh, placements and this rank's values, as text. Collective for a
+/// Partial tensor, which is reduced first. Streaming the at::Tensor itself throws.
 std::string to_string(const DistributedTensor& tensor);
 /// Writes to_string(tensor).
 std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor);

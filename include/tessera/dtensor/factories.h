@@ -14,10 +14,10 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-// Factories of distributed tensors with global `sizes`. Each rank makes its shard without
-// communication, on the mesh's device unless `options` set another device (meta). The local tensors
-// of a Partial tensor reduce to the requested values. The functions throw Error for a placement
-// that the sizes do not permit. The results are leaves; set requires_grad in the options.
+// The functions of this header make distributed tensors with global `sizes`, on the mesh's device
+// or on the device in `options` (meta). Not collective. A Partial tensor reduces to the requested
+// values. The results are leaves; set requires_grad in the options. Throws Error for a placement
+// that the sizes do not permit.
 
 /// Returns a distributed tensor with uninitialised elements.
 DistributedTensor empty(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,

@@ -13,10 +13,9 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// An OperatorMode intercepts operators below autograd, before the operators' kernels run, on one
-/// thread and in the backwards of that thread. Only operators that make new tensors from tensors
-/// are intercepted. Not intercepted: operators that write to an argument, return a view, have no
-/// tensor argument, or are composed of other operators. Like PyTorch's TorchDispatchMode.
+/// An OperatorMode intercepts operators below autograd, on one thread and in the backwards of that
+/// thread. Operators that write to an argument, views, factories and composite operators are not
+/// intercepted. Like PyTorch's TorchDispatchMode.
 class OperatorMode {
  public:
   /// The operator of an intercepted call.
@@ -27,18 +26,16 @@ class OperatorMode {
   using Results = std::vector<c10::IValue>;
 
   virtual ~OperatorMode() = default;
-  /// The library calls call() for each intercepted operator on plain and distributed tensors, and
-  /// for each synchronous redistribution, with the operator name "tessera::redistribute". `run`
-  /// runs the operator and returns its results. Instead of these results, call() can return other
-  /// results, of the types that the operator's schema declares. Operators that `run` calls on local
-  /// tensors are not intercepted. If the operator is collective, then either all ranks call `run`,
-  /// or no rank does. Exceptions that `run` or call() throws reach the caller of the operator.
+  /// Called for each intercepted operator on plain or distributed tensors. A synchronous
+  /// redistribution has the name "tessera::redistribute". `run` runs the operator and returns the
+  /// results. call() may return other results of the same types. For a collective operator, all
+  /// ranks or no ranks call `run`. Exceptions reach the caller of the operator.
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 
-/// While an OperatorModeScope exists, operators of this thread and of its backwards are passed to
-/// `mode`, which must outlive the scope. An inner scope replaces an outer scope; scopes end in
-/// reverse order, on the thread that began them.
+/// While an OperatorModeScope exists, operators of this thread and its backwards go to `mode`,
+/// which must outlive the scope. An inner scope replaces an outer scope. Scopes end in reverse
+/// order on the same thread.
 class OperatorModeScope {
  public:
   explicit OperatorModeScope(OperatorMode& mode);

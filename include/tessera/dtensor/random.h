@@ -13,25 +13,22 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The key of counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers:
-/// as easy as 1, 2, 3", 2011) with the index of an element in the global tensor as the counter. The
-/// value of an element depends only on `seed`, `stream` and the element's row-major index in the
-/// global tensor. The values are therefore bit-equal on every mesh, and on CPU and CUDA. Use a
-/// different `stream` for every parameter and every call.
+/// The key of counter-based random numbers: Philox4x32-10 (Salmon et al., 2011). An element's value
+/// depends only on `seed`, `stream` and the row-major index in the global tensor: bit-equal on
+/// every mesh, and on CPU and CUDA. Use another `stream` for every parameter and call.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// The parts (separate weights) of a fused tensor (nn::FusedLinear). Each row of the tensor
-  /// belongs to one part. Random numbers of a part come from the part's own stream instead of
-  /// `stream`. The parts must exist until the call that gets the key returns.
+  /// The parts of a fused tensor (nn::FusedLinear). Each row belongs to one part. The random
+  /// numbers of a part come from the part's own stream. The parts must exist until the call
+  /// returns.
   std::span<const RandomPart> parts{};
 };
 
 /// Fills a floating-point tensor, plain or distributed (not Partial), with uniform random numbers
-/// in [from, to]. This function, normal_(), trunc_normal_() and bernoulli_() compute values in fp64
-/// and round once to the tensor's dtype. These functions are not collective, are thread safe for
-/// different tensors, are not recorded by autograd, and throw Error for a tensor that is not
-/// floating-point.
+/// in [from, to]. This function, normal_(), trunc_normal_() and bernoulli_() compute in fp64 and
+/// round once to the tensor's dtype. Not collective. Thread safe for different tensors. Not
+/// recorded by autograd. Throws Error for other dtypes.
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key);
 /// Fills a tensor with normal random numbers, by inverse CDF (algorithm AS241). See uniform_().
 void normal_(const at::Tensor& tensor, double mean, double std, RandomKey key);
@@ -42,16 +39,13 @@ void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low
 /// Sets each element of a tensor to 1 with probability `p`, and otherwise to 0. See uniform_().
 void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 
-/// Sets the seed of the random operators of at:: (uniform_, normal_, dropout, rand_like,
-/// multinomial, ...) on this thread and on the autograd threads that run its backward. The seed
-/// applies to distributed tensors, and to plain tensors in the forward of a module with fully_shard
-/// or parallelize_module (docs/random.md). Not collective, but every rank must set the same seed
-/// and make the same calls: then the ranks get shards of the same global tensors, on every mesh.
-/// The common operators draw each number by its element's index in the global tensor, without
-/// communication, and give bit-equal numbers on CPU and CUDA. All other random operators gather
-/// their tensors, and give bit-equal numbers on devices of the same model. A generator that the
-/// caller passes to an operator is used instead of the seed; every rank must pass an equal
-/// generator. libtorch's own generators are not changed.
+/// Sets the seed of the random operators of at:: on this thread and in its backwards, for
+/// distributed tensors and for plain tensors in the forward of a parallelized module
+/// (docs/random.md). Not collective, but every rank must set the same seed and make the same calls.
+/// The ranks then get shards of the same global tensors on every mesh.
+///
+/// A generator that is passed to an operator replaces the seed, and must be equal on every rank.
+/// libtorch's own generators are not changed.
 void manual_seed(std::uint64_t seed);
 
 /// Returns the state of this rank's random operators: the seed and the number of calls. After
@@ -65,12 +59,10 @@ namespace detail {
 class RandomRegionScope;
 }
 
-/// While a BatchPart exists, dropout and the random operators of at:: treat the tensors of this
-/// thread as part `index` of `count` equal parts along dimension 0. Data-parallel ranks then draw
-/// the numbers that a single rank draws for the full batch. BatchPart(0, 1) declares that the
-/// tensors are the full batch. In the scope, plain tensors also use the seed of manual_seed(). The
-/// forward of a module with fully_shard needs a BatchPart only if the library cannot derive from
-/// the input which rows of the batch this rank has. An inner scope replaces an outer scope.
+/// While a BatchPart exists, random operators treat this thread's tensors as part `index` of
+/// `count` equal parts along dimension 0. Data-parallel ranks then draw the numbers of a single
+/// rank with the full batch. Plain tensors also use the seed of manual_seed(). An inner scope
+/// replaces an outer scope.
 class BatchPart : tessera::detail::NoCopy {
  public:
   BatchPart(std::int64_t index, std::int64_t count);

@@ -21,9 +21,8 @@ struct ShardingSpec {
 /// Options of a redistribution.
 struct RedistributeOptions {
   /// Whether redistribute() returns before its last collective has finished. The first use of the
-  /// result's values waits for this collective, and throws if the collective failed. On a CPU the
-  /// next synchronous redistribution also waits for this collective. In backward the gradient is
-  /// redistributed asynchronously.
+  /// result waits, and throws if the collective failed. On a CPU the next synchronous
+  /// redistribution also waits. The gradient is redistributed asynchronously too.
   bool async = false;
 };
 
@@ -41,8 +40,7 @@ struct IsDistributed {
 
 /// is_distributed(tensor) returns whether `tensor` is distributed. `is_distributed` is an object
 /// and not a function, so that argument-dependent lookup does not find at::is_distributed. The
-/// functions at::is_distributed and at::Tensor::is_distributed are unrelated, and return false for
-/// every tensor.
+/// unrelated at::is_distributed returns false for every tensor.
 inline constexpr detail::IsDistributed is_distributed{};
 /// Returns the mesh and layout of a distributed tensor. Throws Error for a plain tensor.
 const ShardingSpec& sharding_spec(const at::Tensor& tensor);

@@ -18,9 +18,9 @@ std::optional<std::string> find_tokenizer(const std::string& folder);
 /// Opens a SentencePiece model file. Throws Error if the file cannot be read, or if Tessera was
 /// built without the SentencePiece library.
 TokenizerPtr sentencepiece_tokenizer(const std::string& path);
-/// Opens Meta's tokenizer.model of Llama 3 to 3.3, in the format of the `tiktoken` package. The
-/// file lacks the splitting pattern and the special tokens. Throws Error if the file cannot be read
-/// or, unless `any_size` is true, has another number of tokens than Llama 3's file.
+/// Opens the tokenizer.model of Llama 3 to 3.3, in the format of the `tiktoken` package. Throws
+/// Error if the file cannot be read or, unless `any_size`, has another number of tokens than Llama
+/// 3.
 TokenizerPtr tiktoken_tokenizer(const std::string& path, bool any_size = false);
 
 }  // namespace tessera::data

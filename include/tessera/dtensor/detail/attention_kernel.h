@@ -16,24 +16,22 @@ namespace tessera::detail {
 /// A libtorch attention kernel, and how its inputs are prepared.
 struct AttentionKernel {
   at::SDPBackend backend = at::SDPBackend::math;
-  /// Whether key and value heads are repeated until there are as many as query heads. libtorch's
-  /// fp32 GPU kernels need equal numbers of heads. Without the repetition, libtorch would
-  /// materialise the score matrix, which is larger than the repeated heads.
+  /// Whether key and value heads are repeated to the number of query heads. libtorch's fp32 GPU
+  /// kernels need equal numbers of heads; otherwise libtorch materialises the score matrix.
   bool repeats_heads = false;
 };
 
-/// Repeats the heads of `kv`: (batch, kv heads, keys, width) -> (batch, heads, keys, width). Head i
-/// of the result is a copy of kv head floor(i * kv heads / heads).
+/// Repeats heads: (batch, kv heads, keys, width) -> (batch, heads, keys, width). Head i is a copy
+/// of kv head floor(i * kv heads / heads).
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
-/// A sliding window over `keys` keys for `queries` queries. The position of query i among the keys
-/// is `own` + i. A query sees at most `length` keys: the key at the query's position and the keys
-/// just before.
+/// A sliding window over `keys` keys for `queries` queries. Query i is at position `own` + i among
+/// the keys. A query sees the key at the query's position, and at most `length` - 1 keys before.
 struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
-/// Returns the mask of a sliding window: a tensor (queries, keys) that is added to the scores. The
-/// mask has the dtype of `q`, because libtorch would convert a bool mask in each call.
+/// Returns the mask of a sliding window, (queries, keys), to be added to the scores. The mask has
+/// the dtype of `q`: libtorch would convert a bool mask in each call.
 at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 
 /// A function that returns the attention back end that libtorch selects for (q, k, v).
@@ -58,8 +56,8 @@ void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::T
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask, double dropout);
 
-// Functions for attention to a part of the keys, on local tensors. Autograd does not record these
-// functions. merge() combines the results of the same queries for two parts of the keys.
+// Functions for attention to a part of the keys, on local tensors. merge() combines the results
+// for two parts of the keys. Autograd does not record the functions.
 
 /// Which keys a query sees.
 struct SeenKeys {
@@ -83,9 +81,8 @@ AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const a
 /// Computes attention of q to k and v. Every query must see at least one key.
 AttentionPart attention_part(const AttentionKernel& kernel, const at::Tensor& q,
                              const at::Tensor& k, const at::Tensor& v, const SeenKeys& seen);
-/// Returns the gradients of q, k and v for one call of attention_part(). `whole`: the merged result
-/// of all calls. The gradients must be summed over all calls. The sum is exact, because kernels
-/// recompute the attention weights from the log-sum-exp over all keys.
+/// Returns the gradients of q, k and v for one call of attention_part(); the sum over all calls is
+/// exact. `whole`: the merged result of all calls.
 AttentionGradients attention_part_backward(const AttentionKernel& kernel, const at::Tensor& grad,
                                            const at::Tensor& q, const at::Tensor& k,
                                            const at::Tensor& v, const AttentionPart& whole,

@@ -16,16 +16,14 @@ namespace tessera::detail {
 at::Tensor all_to_all_uneven(const at::Tensor& x, c10::IntArrayRef output_counts,
                              c10::IntArrayRef input_counts, comm::Communicator& group);
 
-/// Returns a tensor (rows * repeats, ...): row i is row floor(order[i] / repeats) of x. `order` is
-/// a permutation of 0 ... rows * repeats - 1, and `inverse` is its inverse (both int64). The
-/// gradient of a row of x is the sum of the gradients of its copies, added in the order of the
-/// copies.
+/// Returns (rows * repeats, ...), with row floor(order[i] / repeats) of x as row i. `order`: a
+/// permutation of 0 ... rows * repeats - 1; `inverse`: its inverse (both int64). The gradients of a
+/// row's copies are added in the order of the copies.
 at::Tensor permute_rows(const at::Tensor& x, const at::Tensor& order, const at::Tensor& inverse,
                         std::int64_t repeats = 1);
 
-/// Multiplies the rows of each expert by the weight of the expert: (rows, in) and (experts, out,
-/// in) -> (rows, out). counts[e]: the number of rows of expert e; the rows of expert 0 come first.
-/// On CUDA with bf16 the function calls at::_grouped_mm, otherwise at::mm for each expert.
+/// Multiplies each expert's rows by the expert's weight: (rows, in) and (experts, out, in) ->
+/// (rows, out). counts[e]: the number of rows of expert e, in the order of the experts.
 at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, c10::IntArrayRef counts);
 
 }  // namespace tessera::detail

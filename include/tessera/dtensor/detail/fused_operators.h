@@ -41,30 +41,25 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 /// the logits. Collective if the vocabulary is sharded (two all-reduces).
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const RowLossOptions& options = {});
-/// Causal attention of the queries of several chunks of a sequence to the keys of the whole
-/// sequence, without a mask tensor. q: (batch, heads, tokens, width), chunks of equal length one
-/// after another. k, v: (batch, kv heads, sequence, width). `firsts`: the position in the sequence
-/// of each chunk's first token. `window`: the number of keys that a query sees, including the key
-/// at the query's own position; 0: all. `documents`: nn::Documents::offsets(); a query sees only
-/// keys of its own document. If `documents` is empty, a query sees keys of the whole sequence.
+/// Causal attention of several chunks of a sequence to the keys of the whole sequence. q: (batch,
+/// heads, tokens, width), with chunks of equal length. k, v: (batch, kv heads, sequence, width).
+/// `firsts`: the sequence position of each chunk's first token. `window`: the number of keys that a
+/// query sees, including the key at the query's position; 0: all. `documents`:
+/// nn::Documents::offsets(); a query sees only its own document.
 at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              c10::IntArrayRef firsts, std::int64_t window = 0,
                              c10::IntArrayRef documents = {});
 
-/// A tensor that an autograd node needs in backward. The result of an RMS norm or of silu_mul is
-/// recomputed in backward, once for all nodes that need the result (as Korthikanti et al. 2022 do
-/// for attention): the node of the norm or of silu_mul saves the inputs anyway. The result is saved
-/// only if it was written in place, if the operator redistributed inputs, or in activation
-/// checkpointing (while saved-tensor hooks are active). All other tensors are saved as usual.
-///
-/// A recomputed tensor is bit-equal to the original. In a backward with create_graph, autograd
-/// records the recomputation.
+/// A tensor that an autograd node needs in backward. The result of an RMS norm or silu_mul is
+/// recomputed in backward, bit-equal and once for all nodes, because the autograd node saves the
+/// inputs anyway (Korthikanti et al. 2022). The result is saved if written in place, if inputs were
+/// redistributed, or while saved-tensor hooks are active. Other tensors are saved.
 class KeptTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor);
-  /// Returns the saved tensor, recomputed if necessary. Throws libtorch's errors if the tensor, or
-  /// an input of the recomputation, was written in place or released. `gradient`: the gradient of
-  /// the saved tensor, for takes_gradient(); undefined if not computed yet.
+  /// Returns the saved or recomputed tensor. `gradient`: the saved tensor's gradient for
+  /// takes_gradient(), or undefined. Throws libtorch's errors if the tensor, or an input of the
+  /// recomputation, was written in place or released.
   at::Tensor unpack(const at::Tensor& gradient = {}) const;
   /// Whether unpack(gradient) also runs the recomputed operator's backward on `gradient`.
   bool takes_gradient() const;
@@ -84,14 +79,12 @@ class KeptTensor {
 void check_options(const RowLossOptions& options);
 /// Throws Error unless the logits have the sizes (tokens, vocabulary) and the targets (tokens).
 void check_loss_sizes(c10::IntArrayRef logits, c10::IntArrayRef targets);
-/// Throws Error for plain `targets` that are not int64, or that are neither in the vocabulary nor
-/// ignored. No rank has a logit for such a target, so the loss would silently lack a term. On a GPU
-/// the range check is a device assertion, without synchronisation.
+/// Throws Error unless plain `targets` are int64, and in the vocabulary or ignored. Otherwise the
+/// loss would silently lack a term. On a GPU the range check is a device assertion.
 void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int64_t ignore_index);
 
-/// Redistributes `targets` so that they are sharded like the rows of the logits (`rows`). `targets`
-/// are plain (the same on every rank) or distributed on the mesh of `rows`. Collective if the
-/// layouts of the targets and of the rows differ.
+/// Redistributes `targets` to the sharding of the logits' rows, `rows`. `targets`: plain (equal on
+/// every rank), or distributed on the same mesh. Collective if the layouts differ.
 at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
 
 /// The columns of the logits (a range of the vocabulary) that this rank has.
@@ -105,8 +98,8 @@ struct VocabularyShard {
 /// needs one range to find the targets that are in its columns.
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
 void check_consecutive_columns(const ShardingSpec& spec, int dim);
-/// Returns this rank's vocabulary shard of a tensor whose dimension `dim` is the vocabulary. Throws
-/// Error if a rank's columns are not consecutive. The first call is collective (new process group).
+/// Returns this rank's shard of the vocabulary, which is dimension `dim` of `tensor`. The first
+/// call is collective (new process group). Throws Error if a rank's columns are not consecutive.
 VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim);
 
 /// Returns the losses of the rows of `logits` (tokens, this rank's columns) for `targets` (tokens).
@@ -118,9 +111,9 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                       const VocabularyShard& shard, const RowLossOptions& options,
                       const RowLosses& into);
 
-/// Writes the gradient of the logits to `gradient`, which has the sizes of `logits` and can be
-/// `logits` itself. `of_row`: the gradient of each row's loss, (tokens) in loss_type(); if
-/// undefined, each of these gradients is 1. Not collective.
+/// Writes the gradient of `logits` to `gradient`. Both tensors have equal sizes and may be one
+/// tensor. `of_row`: the gradient of each row's loss, (tokens) in loss_type(); if undefined, 1. Not
+/// collective.
 void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
                            const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                            const VocabularyShard& shard, const RowLossOptions& options,

@@ -60,9 +60,9 @@ class BatchRows {
   /// True if a BatchPart scope gives the numbers of batch rows, false if the sizes of the forward's
   /// input give these numbers.
   bool is_given() const { return index_ >= 0; }
-  /// The first call exchanges the numbers of batch rows between the data-parallel ranks, in CPU
-  /// memory, and also returns the element-wise maximum of `values` over these ranks. All ranks must
-  /// pass equally many values. Later calls only return `values`. Collective.
+  /// On the first call, the data-parallel ranks exchange their numbers of batch rows in CPU memory.
+  /// The first call also returns the maximum of `values` over these ranks. Later calls return
+  /// `values`. Collective; all ranks pass equally many values.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
   /// Converts indices in this rank's tensor (of sizes `sizes`) to indices in the tensor with all
@@ -82,29 +82,25 @@ class BatchRows {
   std::int64_t before_ = 0;
 };
 
-/// A part of a program, usually a model's forward, whose random numbers do not depend on the mesh:
-/// each rank draws the numbers of its own elements of the global tensors. In a region, at::
-/// operators on plain tensors also use the seed of manual_seed(). In the region of a
-/// tensor-parallel module, plain tensors are the same on every rank of the module's mesh. A
-/// recomputed forward (activation checkpointing) uses the region of the first forward.
+/// A part of a program, usually a model's forward, whose random numbers do not depend on the mesh.
+/// Random operators on plain tensors also use the seed of manual_seed(). With tensor parallelism,
+/// plain tensors are equal on every rank of the module's mesh. A recomputed forward uses the region
+/// of the first forward.
 class RandomRegion {
  public:
-  /// Constructs a region inside `outer` (which may be nullptr). The region uses the BatchRows of
-  /// `outer` unless `rows` are given. `replicated_on`: a mesh whose ranks all have equal plain
-  /// tensors, in addition to the mesh of `outer`.
+  /// Constructs a region inside `outer`, or nullptr. Without `rows`, the region uses the BatchRows
+  /// of `outer`. `replicated_on`: a further mesh whose ranks have equal plain tensors.
   RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
                DeviceMesh replicated_on = {});
 
   const std::shared_ptr<BatchRows>& rows() const { return rows_; }
   /// Whether plain tensors in this region are the same on every rank of `mesh`.
   bool replicates_on(const DeviceMesh& mesh) const;
-  /// Records that to_local() has returned different local tensors on different ranks. Afterwards,
-  /// random operators on plain tensors throw, because a plain tensor may be a shard of a global
-  /// tensor.
+  /// Records that to_local() has returned different tensors on different ranks. Random operators on
+  /// plain tensors then throw, because a plain tensor may be a shard.
   void note_part();
-  /// Finds the global elements that `call` fills; throws Error if place_of() cannot find these
-  /// elements. The first call of place_of() is collective if data-parallel ranks must compare their
-  /// numbers of batch rows.
+  /// Returns the global elements that `call` fills. The first call is collective if data-parallel
+  /// ranks must compare their numbers of batch rows. Throws Error if the elements cannot be found.
   RandomPlace place_of(const RandomCall& call);
 
  private:
@@ -117,9 +113,8 @@ class RandomRegion {
   std::shared_ptr<BatchRows> rows_;
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
-  /// For each call of a random operator in the outermost region's forward: the global elements that
-  /// the call filled. A recomputation reads this map, because the detached inputs of a recomputed
-  /// function have no autograd history from which the elements could be found.
+  /// The global elements that each random operator of the forward filled. A recomputation reads the
+  /// elements here, because detached inputs have no autograd history. Used in the outermost region.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
@@ -130,10 +125,9 @@ const RandomRegionPtr& random_region();
 /// Finds the elements of the global tensor that `call` fills, in this thread's region. Outside of
 /// any region a plain tensor counts as a whole tensor.
 RandomPlace random_place(const RandomCall& call);
-/// Whether a plain tensor that an operator combines with a distributed tensor on `mesh` counts as
-/// the same on every rank. True in the forward of a module that was parallelized on this mesh, in a
-/// ReplicationScope, and in libtorch's backward formulas. False in a backward's hooks and functions
-/// that the program defines.
+/// Whether a plain tensor counts as equal on every rank in an operator with a distributed tensor on
+/// `mesh`. True in the forward of a module parallelized on `mesh`, in a ReplicationScope, and in
+/// libtorch's backward formulas.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
 /// While a LocalPartsScope exists, to_local() does not call RandomRegion::note_part(). Used by code

@@ -22,10 +22,9 @@ namespace tessera {
 
 class DistributedTensor;
 
-/// Throws Error, on every rank, if the ranks of the mesh have different sizes, dtypes or placements
-/// for the tensor. Collective. In builds without NDEBUG, or with TESSERA_DEBUG=1 in the
-/// environment, from_local and distribute_tensor make this check and are then collective;
-/// TESSERA_DEBUG=0 turns the check off.
+/// Throws Error, on every rank, if the ranks of the mesh have different sizes, dtypes or
+/// placements. Collective. from_local and distribute_tensor call this function with
+/// TESSERA_DEBUG=1, and in builds without NDEBUG unless TESSERA_DEBUG=0.
 void check_agreement(const DistributedTensor& tensor);
 
 }  // namespace tessera
@@ -70,18 +69,16 @@ double tolerance_of(c10::ScalarType type);
 /// Returns a hash of a plain tensor's bytes, in element order; 0 if undefined, meta or fake.
 std::int64_t hash_of_values(const at::Tensor& tensor);
 
-/// Throws Error, on all peers, unless their replicas are equal. The message is `what`, the first
-/// replica that differs, two ranks, the first different element with its value on each of these
-/// ranks, and `remedy`. All peers pass the same number of replicas, in the same order. Collective.
-/// If the replicas are equal, the ranks only exchange one hash of the values in CPU memory.
+/// Throws Error, on all peers, unless their replicas are equal. The message has `what`, the first
+/// difference on two ranks, and `remedy`. All peers pass the same replicas in the same order.
+/// Collective; equal replicas cost one exchange of hashes.
 void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                     const std::string& what, const std::string& remedy);
 
-/// Returns the global sizes of a tensor with `placements` on `mesh` whose local tensor on this rank
-/// is `local`. Each Shard must name a dimension of `local`; strided shards are not allowed. If a
-/// dimension is sharded, the ranks exchange their local sizes in CPU memory. Throws Error, on every
-/// rank, unless the local sizes are those of torch.chunk; `what` names the caller. Collective,
-/// except for meta tensors, for which even shards are assumed.
+/// Returns the global sizes of a tensor with `placements` on `mesh` and this rank's local tensor
+/// `local`. `what`: the caller's name. Collective if a dimension is sharded, except for meta
+/// tensors, for which even shards are assumed. Throws Error, on every rank, unless the local sizes
+/// are those of torch.chunk. No StridedShard is allowed.
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements);
 
@@ -93,9 +90,8 @@ bool checks_agreement();
 /// reads the environment variable once.
 bool checks_calls();
 
-/// Runs `work`, which must not communicate. If `work` throws on one rank of the mesh, every rank
-/// throws an Error with the message of the first such rank. `what`: the name of `work` in the
-/// message. Collective.
+/// Runs `work`, which must not communicate. Collective. If a rank throws, every rank throws Error
+/// with the message of the first such rank. `what`: the name of `work` in the message.
 void run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
                           const std::function<void()>& work);
 

@@ -29,9 +29,8 @@ OperatorMode* active_operator_mode();
 /// Whether implicit communication throws Error on this thread (StrictScope).
 bool is_strict();
 
-/// Whether an operator on this thread treats plain tensors as replicated: in a ReplicationScope,
-/// and while libtorch computes a gradient formula. False in a backward's hooks and functions that
-/// the program defines.
+/// Whether operators on this thread treat plain tensors as replicated: in a ReplicationScope, and
+/// in libtorch's gradient formulas, but not in hooks and functions of the program.
 bool plain_tensors_are_replicated();
 
 /// Empties this thread's dispatch cache. This releases the meshes to which cached call plans refer.

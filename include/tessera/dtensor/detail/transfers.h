@@ -16,46 +16,40 @@ namespace comm {
 class Communicator;
 }
 
-/// Finishes this rank's asynchronous redistributions (RedistributeOptions::async), including
-/// redistributions in a backward, and returns `group`. Call this function before a synchronous
-/// collective: ranks that use asynchronous results in different orders would otherwise deadlock.
-/// The call is needed only on a CPU; on a GPU the streams preserve the order. Does not throw: a
-/// failed redistribution throws when its result is used. Not collective. Example:
+/// Finishes this rank's asynchronous redistributions and returns `group`. Call before a synchronous
+/// collective on a CPU: ranks that use asynchronous results in different orders would deadlock. Not
+/// collective. Does not throw; a failed redistribution throws when its result is used.
 /// flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
 comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
-/// Lets the gradient of `leaf` keep the layout that backward computes, such as Partial. The
-/// gradient is then not redistributed to the layout of the leaf, so that the caller can reduce many
-/// gradients together. Returns false, without effect, if an operator has already used the leaf, or
-/// for a second call. Not collective. Throws Error for a plain tensor.
+/// Lets the gradient of `leaf` keep the layout from backward, such as Partial, so that the caller
+/// can reduce many gradients together. Returns false, without effect, for a second call or a leaf
+/// that is already used. Not collective. Throws Error for a plain tensor.
 bool leave_gradient_pending(const at::Tensor& leaf);
 
 }  // namespace tessera
 
 namespace tessera::detail {
 
-/// Calls `callback` at the end of the current backward. The callback can run on any autograd
-/// thread, but uses the state (counters, random numbers, pending transfers) of the rank that called
-/// this function. Must be called inside a backward or inside another such callback. Callbacks run
-/// in the order of registration.
+/// Calls `callback` at the end of the current backward, in the order of registration. The callback
+/// runs on any autograd thread, with the state of this rank. Call only in a backward or in another
+/// such callback.
 void call_at_end_of_backward(std::function<void()> callback);
 
-/// Returns the process group over which `gradient` must be all-reduced (sum) to get the layout of
-/// `leaf`, for a leaf that was passed to leave_gradient_pending(). Returns nullptr if the layouts
-/// are equal, or if a sum over one group is not sufficient. Both tensors are distributed. Not
-/// collective.
+/// Returns the process group for the all-reduce (sum) of `gradient` to the layout of `leaf`, after
+/// leave_gradient_pending(leaf). Returns nullptr if the layouts are equal, or one sum is not
+/// sufficient. Not collective.
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
 
-/// A DeferredSums object sums many small tensors over the ranks of process groups, such as the
-/// gradients of norm weights under sequence parallelism. All sums of one dtype over one process
-/// group use one all-reduce. Not thread safe. Not recorded by autograd.
+/// A DeferredSums object sums many small tensors over process groups, such as gradients of norm
+/// weights. Uses one all-reduce for each dtype and process group. Not thread safe. Not recorded by
+/// autograd.
 class DeferredSums {
  public:
   using Then = std::function<void(const at::Tensor& sum)>;
 
-  /// Adds a tensor to be summed over `group`; `value` is this rank's term. run() calls `then` with
-  /// the sum, which has the sizes of `value`. `owner`: identifies the tensor in forget(). Not
-  /// collective.
+  /// Adds this rank's term `value` of a sum over `group`. run() calls `then` with the sum, of the
+  /// sizes of `value`. `owner`: the key for forget(). Not collective.
   void add(comm::Communicator& group, at::Tensor value, Then then, const void* owner = nullptr);
   /// Computes the sums of all tensors that were added. Collective over their process groups.
   void run();
