@@ -30,8 +30,8 @@ concept HasWeight = requires { static_cast<at::Tensor M::*>(&M::weight); };
 template <class M>
 concept HasBias = requires { static_cast<at::Tensor M::*>(&M::bias); };
 
-/// Returns the members `weight` and `bias` if M has them, as most libtorch modules do. These
-/// members are found by name, so that this header need not include the headers of the modules.
+/// Returns the members `weight` and `bias` of M. A lookup by name avoids the headers of libtorch's
+/// modules.
 template <class M>
 constexpr auto weight_and_bias() {
   if constexpr (HasWeight<M> && HasBias<M>) {
@@ -45,9 +45,8 @@ constexpr auto weight_and_bias() {
 
 }  // namespace detail
 
-/// The class members in which module class M stores its parameters, for nn::Hooked and nn::adopt.
-/// By default `weight` and `bias`. For a class with other parameters, specialise kSlotMembers, with
-/// one line for each parameter:
+/// The members in which module class M stores its parameters, for nn::Hooked and nn::adopt.
+/// Default: `weight` and `bias`. Specialise kSlotMembers for a class with other parameters:
 ///   template <>
 ///   inline constexpr std::array nn::kSlotMembers<MyImpl>{
 ///       nn::SlotMember<MyImpl>{"scale", &MyImpl::scale}};
@@ -69,17 +68,13 @@ void find_members(torch::nn::Module& module, ModuleMembers& found) {
 
 }  // namespace detail
 
-/// Gives hooks and parameter slots to a module class that is derived from torch::nn::Module but not
-/// from nn::Module: a class of libtorch or your own. Example:
-/// nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4)); `Holder` is libtorch's module
-/// holder. nn::adopt does the same for an existing module or model (docs/torch_nn.md). Parameters
-/// and buffers keep their names. The parameters of inner modules (as in TransformerEncoderLayer)
-/// are sharded, initialised and saved like the module's own parameters. Inner modules have no
-/// hooks: the smallest FSDP unit is the whole module, but a tensor-parallel plan can shard inner
-/// parameters. If parameters are distributed, the operators of forward communicate. init_weights
-/// initialises parameters of libtorch's classes from the same distribution as their
-/// reset_parameters. Parameters of other classes keep the values from their constructor, unless
-/// set_initializers() names them.
+/// Gives hooks and parameter slots to a module class that is not derived from nn::Module:
+///   nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4));
+/// `Holder` is libtorch's module holder. nn::adopt does the same for an existing module or model.
+///
+/// Inner modules have no hooks, so the smallest FSDP unit is the whole module. init_weights fills
+/// the parameters of libtorch's classes like their reset_parameters. Other parameters keep the
+/// values from their constructor, unless set_initializers() names them. See docs/torch_nn.md.
 template <class Holder>
 class Hooked : public Module<Hooked<Holder>>,
                public detail::DeferredBias,
@@ -87,9 +82,8 @@ class Hooked : public Module<Hooked<Holder>>,
   using Held = typename Holder::ContainedType;
 
  public:
-  /// Constructs the wrapped module from `args`. Throws Error for a parameter that neither
-  /// kSlotMembers nor a libtorch class declares; in a MetaDevice scope also for an undeclared
-  /// buffer. Not collective.
+  /// Constructs the wrapped module from `args`. Throws Error if neither kSlotMembers nor a libtorch
+  /// class declares a parameter or, in a MetaDevice scope, a buffer. Not collective.
   template <class... Args>
   explicit Hooked(Args&&... args)
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
@@ -155,17 +149,18 @@ class Hooked : public Module<Hooked<Holder>>,
 template <class M>
 using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 
-/// Wraps an existing model made of libtorch's modules, without changes to the model:
+/// Wraps an existing model made of libtorch's modules. The model is not changed:
 ///   const auto model = nn::adopt(std::make_shared<Net>());  // struct Net : torch::nn::Module
 ///   tensor_parallel::parallelize_module(*model, mesh["tp"], {{"fc1", colwise_parallel()}});
 ///   fsdp::fully_shard(*model, mesh["dp"]);
 ///   const at::Tensor y = (*model)(x);                       // Net::forward
-/// The result has the same module tree as `module`. When a parameter of the result is sharded or
-/// replaced, the parameter of `module` changes too. Call the result instead of `module`. `Classes`:
-/// classes inside the model, other than M and libtorch's, that register parameters; kSlotMembers
-/// must be specialised for each of them. Throws Error, with the parameter's name, if no class
-/// member is declared for a parameter, or if the member no longer has the registered tensor (to tie
-/// weights, use tie_slot). Also throws for a module that was already adopted. Not collective.
+/// The result and `module` share the parameters. Call the result instead of `module`. `Classes`:
+/// the model's own inner classes with parameters; specialise kSlotMembers for each of these
+/// classes.
+///
+/// Throws Error for a parameter without a declared class member, and for a class member with
+/// another tensor than the registered one. Throws Error for a module that is already adopted. Not
+/// collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct the module first");

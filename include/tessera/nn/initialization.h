@@ -17,16 +17,15 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// While a MetaDevice object exists, this thread creates new parameters on the meta device: sizes
-/// and types without storage. Factory functions that are called without a device also create
-/// tensors on the meta device. Scopes can nest. Like torch.device("meta").
+/// While a MetaDevice exists, tensors that this thread creates without a device are meta tensors,
+/// with sizes but no storage. New parameters, too, are meta tensors. Scopes can nest. Like
+/// torch.device("meta").
 class MetaDevice : tessera::detail::NoCopy {
   tessera::detail::MetaFactoryGuard factories_;
 };
 
 /// A function that writes the initial values of a plain or distributed tensor. Random numbers must
-/// depend only on `key` and on the index of an element in the global tensor. The functions of
-/// tessera/dtensor/random.h draw such numbers.
+/// depend only on `key` and an element's global index, as in tessera/dtensor/random.h.
 using Initializer = std::function<void(const at::Tensor& tensor, RandomKey key)>;
 /// Pairs of a pattern for a parameter's FQN (see matches_fqn) and an initialiser. The first pattern
 /// that matches determines the initialiser of a parameter.
@@ -49,20 +48,17 @@ Initializer trunc_normal(double mean, double std, double low = -2.0, double high
 
 }  // namespace init
 
-/// The argument of reset_parameters(). reset_parameters() fills parameters by InitContext::fill().
-/// Each parameter is filled once. The random numbers of a parameter depend on the parameter's FQN,
-/// and depend neither on the mesh nor on the order of the calls. The parts of a FusedLinear get the
-/// same values as separate parameters.
+/// The argument of reset_parameters(), which fills each parameter once, by fill(). Random numbers
+/// depend on the parameter's FQN, not on the mesh or the order of calls.
 class InitContext {
  public:
-  /// Fills a parameter of the module being initialised, or of a module below it, unless a parent
-  /// module has already filled the parameter. Throws Error for any other parameter, and for a
-  /// parameter without storage.
+  /// Fills a parameter in or below the module being initialised. Skips a parameter that a parent
+  /// module has already filled. Throws Error for other parameters, and for a parameter without
+  /// storage.
   void fill(const Parameter& parameter, const Initializer& initializer) const;
   void fill(const SlotPtr& slot, const Initializer& initializer) const;
-  /// Fills all parameters in and below `module` that match a pattern of `table`, except adapters
-  /// (apply_lora). `module` is the module being initialised. Throws Error for a pattern that
-  /// matches no parameter.
+  /// Fills the parameters in and below `module` whose FQNs match `table`, except LoRA adapters.
+  /// `module`: the module being initialised. Throws Error for a pattern without a match.
   void fill(const ModuleBase& module, const Initializers& table) const;
   /// Sets a buffer to `values`, copied to the buffer's device.
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
@@ -78,14 +74,13 @@ class InitContext {
   std::string fqn_;
 };
 
-/// Allocates uninitialised storage on `device` for every parameter and buffer on the meta device,
-/// in `module` and in the modules below. Layout and requires_grad are unchanged. Not collective.
-/// Throws Error for a buffer on the meta device that was made by torch's register_buffer (use
-/// register_buffer_slot).
+/// Allocates storage on `device` for all meta parameters and buffers in and below `module`. The
+/// values are undefined; layouts and requires_grad do not change. Not collective. Throws Error for
+/// a meta buffer of torch's register_buffer (use register_buffer_slot).
 void to_empty(ModuleBase& module, c10::Device device);
-/// Calls reset_parameters() of `module` and of every module below, parents first. A parameter's
-/// random numbers depend on `seed` and the parameter's FQN: the values are bit-equal on every mesh.
-/// Not collective. Throws Error for a parameter or buffer that no module fills.
+/// Calls reset_parameters() of `module` and the modules below, parents first. Initial values depend
+/// on `seed` and FQNs, and are bit-equal on every mesh. Not collective. Throws Error for a
+/// parameter or buffer that no module fills.
 void init_weights(ModuleBase& module, std::uint64_t seed);
 /// Like init_weights(), but fills only the parameters and persistent buffers that are still
 /// uninitialized, for example the adapters (apply_lora) of a loaded model.

@@ -24,12 +24,9 @@ struct LinearOptions {
   bool bias = true;
 };
 
-/// Computes y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out). Initial
-/// values are those of torch.nn.Linear: uniform in ±1/sqrt(in).
-///
-/// forward is aten::linear. With distributed tensors, forward and backward communicate as the
-/// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's
-/// exceptions for sizes and meshes that do not match.
+/// Computes y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out), both
+/// initially uniform in ±1/sqrt(in), as in torch.nn.Linear. forward has the collectives, gradients
+/// and exceptions of aten::linear (docs/sharding_rules.md).
 class Linear : public Module<Linear>,
                public detail::DeferredBias,
                public detail::ReplaceableProduct {
@@ -59,20 +56,16 @@ class Linear : public Module<Linear>,
   std::int64_t out_features_;
 };
 
-/// Calls each of `linears` with x, in order. Backward adds the gradients of x from all Linears in
-/// place, except if a Linear has an adapter, is checkpointed, computes in fp8, or has a product
-/// that was set without `together` (set_product()). Exceptions and collectives are those of
-/// separate calls. Only the order of additions of gradients differs.
+/// Calls each of `linears` with x, in order. Exceptions and collectives are those of separate
+/// calls. Where possible, backward adds the gradients of x in place, in another order than separate
+/// calls.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<std::reference_wrapper<Linear>>& linears);
 
 /// Looks up rows of a table: indices (...) int64 -> (..., embedding_dim). weight: (num_embeddings,
-/// embedding_dim), initially normal(0, 1).
-///
-/// With a distributed weight the result is distributed on the same mesh. A weight with Shard(0) (a
-/// split vocabulary) gives a Partial result: each rank contributes the rows of its shard, and zeros
-/// for other rows. A weight with Shard(1) gives a result with Shard(-1). forward does not
-/// communicate, and throws the Errors of nn::embedding. See nn::embedding for the gradient.
+/// embedding_dim), initially normal(0, 1). A weight with Shard(0) gives a Partial result, a weight
+/// with Shard(1) a result with Shard(-1). forward does not communicate. Gradient and Errors: see
+/// nn::embedding.
 class Embedding : public Module<Embedding> {
  public:
   Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim);
@@ -84,12 +77,9 @@ class Embedding : public Module<Embedding> {
   void reset_parameters(const InitContext& init) override;
 };
 
-/// Computes x / sqrt(mean(x^2) + eps) * weight over the last dimension. Statistics are computed in
-/// fp32, or in fp64 for fp64 inputs. (..., size) -> (..., size). weight: (size), initially ones.
-/// Zhang & Sennrich 2019.
-///
-/// forward does not communicate. Throws Error for other sizes and for layouts that nn::rms_norm
-/// refuses. See nn::rms_norm for the gradients.
+/// Computes x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019).
+/// weight: (size), initially ones. Statistics are fp32, or fp64 for fp64 inputs. forward does not
+/// communicate. Gradients and Errors: see nn::rms_norm.
 class RMSNorm : public Module<RMSNorm> {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-5);
@@ -112,12 +102,9 @@ struct LayerNormOptions {
   bool bias = true;
 };
 
-/// Computes (x - mean) / sqrt(var + eps) * weight + bias over the last dimension. (..., size) ->
-/// (..., size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.
-///
-/// forward is aten::layer_norm. With distributed tensors, forward and backward communicate as the
-/// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's
-/// exceptions for other sizes.
+/// Computes (x - mean) / sqrt(var + eps) * weight + bias over the last dimension (Ba et al. 2016).
+/// weight, bias: (size), initially ones and zeros. forward has the collectives, gradients and
+/// exceptions of aten::layer_norm (docs/sharding_rules.md).
 class LayerNorm : public Module<LayerNorm> {
  public:
   explicit LayerNorm(std::int64_t size, LayerNormOptions options = {});
@@ -152,24 +139,19 @@ class DropoutState {
 
 }  // namespace detail
 
-/// In training, zeroes each element with probability p and multiplies the other elements by
-/// 1/(1-p). The result has the sizes, type and layout of x. The gradient uses the mask of the
-/// forward. Outside of training, or for p = 0, the result is x itself, and the call is not counted.
+/// In training, zeroes each element with probability p and scales the other elements by 1/(1-p).
+/// Outside of training, or for p = 0, returns x itself. The gradient uses the mask of the forward.
 ///
-/// The mask depends on the module's key, the number of calls so far and the element's index in the
-/// global tensor. The mask is therefore the same on every mesh, and different in each module.
-/// init_weights or set_key sets the key; otherwise the first call derives the key from the module's
-/// name. In the forward of a model with fully_shard, the global tensor includes the batch rows of
-/// all data-parallel ranks. These ranks compare their numbers of rows when the forward begins;
-/// otherwise nothing is communicated (docs/random.md). Thread safety: one thread at a time, because
-/// calls are counted.
+/// The mask depends on the module's key, the number of calls and the element's global index. The
+/// mask is therefore the same on every mesh. init_weights or set_key sets the key; otherwise the
+/// module's name determines the key. In a forward with fully_shard, the ranks first exchange their
+/// numbers of rows (docs/random.md). Thread safety: one thread at a time.
 class Dropout : public Module<Dropout>, public detail::DropoutState {
  public:
   /// The constructor throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
-  /// Throws Error if x is Partial, or if x is plain and its position in the global tensor is
-  /// unknown. Also throws if this Dropout has neither a key nor a name. A Dropout has no name if
-  /// another module calls the Dropout without having registered it as a child.
+  /// Throws Error if x is Partial, or is plain with an unknown position in the global tensor.
+  /// Throws Error if this Dropout has no key and was not registered as a child, and so has no name.
   at::Tensor forward(const at::Tensor& x);
   void set_key(RandomKey key) { key_ = key; }
 
@@ -188,11 +170,9 @@ struct FusedPart {
 /// Options of a FusedLinear.
 struct FusedLinearOptions {
   bool bias = true;
-  /// The weight's rows are divided into this number of equal groups, each with an equal number of
-  /// rows of every part. For grouped-query attention, set `groups` to the number of key and value
-  /// heads. A group is then one key head, one value head and the query heads that use this key
-  /// head, and tensor-parallel ranks get whole groups. With 1 group, the weight has all rows of the
-  /// first part, then all rows of the second part, and so on.
+  /// Number of equal groups of the weight's rows. Each group has equally many rows of every part.
+  /// For grouped-query attention, use the number of key and value heads: each tensor-parallel rank
+  /// then gets whole groups of one key head, one value head and their query heads.
   std::int64_t groups = 1;
 };
 
@@ -214,24 +194,23 @@ class FusedParts {
 
 }  // namespace detail
 
-/// Replaces several Linears of the same input by one larger Linear: query, key and value, or gate
-/// and up. Files store the parts under their own names (load_hugging_face):
+/// Replaces several Linears of one input by a larger Linear: query, key and value, or gate and up.
+/// Files contain the parts under their own names:
 ///
 ///   nn::FusedLinear qkv(dim, {{"q_proj", heads * size}, {"k_proj", kv_heads * size},
 ///                             {"v_proj", kv_heads * size}}, {.bias = false, .groups = kv_heads});
 ///   const std::vector<at::Tensor> parts = qkv.split(qkv(x));  // q, k, v
 ///
-/// For tensor parallelism use fused_colwise_parallel. FSDP treats the weight like any parameter.
-/// The order of rows is that of linear_qkv in Megatron-LM.
+/// For tensor parallelism use fused_colwise_parallel. The order of rows is that of linear_qkv in
+/// Megatron-LM.
 class FusedLinear : public Linear, public detail::FusedParts {
  public:
   /// The constructor throws Error if `groups` does not divide a part's out_features.
   FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
               FusedLinearOptions options = {});
 
-  /// Splits a result of forward into its parts, (..., out_features) each. If `output` is only this
-  /// rank's shard of the result, the function returns this rank's shards of the parts. The parts
-  /// are views if `groups` is 1.
+  /// Splits a result of forward, or this rank's shard of a result, into its parts, (...,
+  /// out_features) each. The parts are views if `groups` is 1.
   std::vector<at::Tensor> split(const at::Tensor& output) const;
 };
 
@@ -239,29 +218,23 @@ class FusedLinear : public Linear, public detail::FusedParts {
 struct Fp8Options {
   /// FQN patterns of Linears that are not converted (see matches_fqn): {"lm_head"}.
   std::vector<std::string> exclude{};
-  /// A Linear is converted only if both sizes of its weight are multiples of `multiple_of`.
-  /// at::_scaled_mm requires 16. With tensor parallelism each rank's shard must have such sizes:
-  /// use 16 * ranks.
+  /// Both sizes of a converted weight must be multiples of this number; other Linears are skipped.
+  /// at::_scaled_mm requires 16. With tensor parallelism use 16 * ranks, as shards need such sizes,
+  /// too.
   std::int64_t multiple_of = 16;
 };
 
 /// Experimental, until a GPU shows a speed-up of at least 1.15 at hidden size 4096.
 ///
-/// Makes the Linears below `module`, including FusedLinears, compute their matrix products in
-/// float8_e4m3fn: forward, the input's gradient and the weight's gradient. Each row of the first
-/// matrix and each column of the second matrix of a product has its own scale (docs/fp8.md has
-/// error bounds). Parameters keep their type in files and in the optimizer. Call convert_to_fp8()
-/// before apply_lora (the adapters' matrices are not converted), parallelize_module and
+/// Makes the Linears below `module` compute the products of forward and backward in float8_e4m3fn,
+/// with a scale for each row and column (docs/fp8.md). Parameters keep their dtype. A GPU needs
+/// bf16 as computation dtype. Call convert_to_fp8() before apply_lora, parallelize_module and
 /// fully_shard.
 ///
-/// On a GPU the computation type must be bf16. If a matrix product is fused with another operation
-/// (Linear::forward with a function), the function computes the product in the function's type.
-///
-/// Not collective; every rank must convert the same Linears. Throws Error, before anything is
-/// changed, for a pattern that matches no Linear, for a Linear that is already converted or has an
-/// adapter, and for a weight that is already distributed. Returns the FQNs of the converted
-/// Linears. Linears that are excluded, are tied, or have sizes that multiple_of does not divide are
-/// not converted.
+/// Returns the FQNs of the converted Linears. Excluded Linears, tied weights and unsuitable sizes
+/// are skipped. Not collective; every rank must convert the same Linears. Throws Error, before any
+/// change, for a pattern without a match. Throws Error for a Linear that is already converted, has
+/// an adapter, or has a distributed weight.
 std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& options = {});
 
 /// Whether convert_to_fp8() has converted `linear`.
@@ -277,29 +250,24 @@ struct LoraOptions {
   double dropout = 0;  ///< probability of dropout on the adapter's input, in training only
 };
 
-/// Adds low-rank adapters (Hu et al. 2021) to the Linears that match `options.targets`: y = x
-/// weight^T + bias + alpha / rank * B(A(dropout(x))). A and B are child modules of the Linear, with
-/// PEFT's names: lora_A.weight (rank, in) and lora_B.weight (out, rank). Freezes all other
-/// parameters of `module`. Call apply_lora() before parallelize_module and fully_shard, which then
-/// shard the adapters like the weights: for a column-wise Linear the rows of B are split and A is
-/// replicated, for a row-wise Linear the columns of A are split and B is replicated. The stacked
-/// Linears of experts (GroupedLinear) get an A and a B for each expert, (experts, rank, in) and
-/// (experts, out, rank), which apply_expert_parallel() splits like the weights.
+/// Adds LoRA adapters (Hu et al. 2021) to the Linears that match `options.targets`: y = x weight^T
+/// + bias + alpha / rank * B(A(dropout(x))). Freezes all other parameters of `module`. A and B are
+/// child modules with PEFT's names: lora_A.weight (rank, in) and lora_B.weight (out, rank). Each
+/// expert of a GroupedLinear has its own A and B.
 ///
-/// init_weights fills A like a Linear's weight (Kaiming-uniform) and B with zeros. A table of
-/// nn::Initializers in a parent module does not apply to A and B. If the model's weights were
-/// loaded, call init_unfilled() to fill A and B. An FSDP unit reduces only the adapters' gradients.
+/// Call apply_lora() before parallelize_module and fully_shard, which also shard the adapters.
+/// init_weights fills A like a Linear's weight and B with zeros. For a model with loaded weights,
+/// call init_unfilled() instead.
 ///
-/// Not collective. Throws Error, before anything is changed, for a rank below 1, a dropout outside
-/// [0, 1), a pattern that matches no Linear or GroupedLinear, and a match that already has an
-/// adapter, has a tied weight, or has a weight that is already distributed.
+/// Not collective. Throws Error, before any change, for a pattern without a match, a rank below 1,
+/// or a dropout outside [0, 1). Throws Error for a tied or distributed weight, and for a second
+/// adapter.
 void apply_lora(ModuleBase& module, const LoraOptions& options);
 
-/// Adds scale * B A to the weight of each Linear or expert with an adapter, and sets B to zero.
-/// Outside of training the model's results do not change. Call merge_lora() before
-/// save_hugging_face. Collective if parameters are distributed: A and B are gathered on every rank,
-/// one Linear after another. Throws Error for a model without adapters, for uninitialized
-/// parameters, and while an FSDP unit with such a weight is gathered.
+/// Adds scale * B A to each weight with an adapter, and sets B to zero. Call merge_lora() before
+/// save_hugging_face. Collective if parameters are distributed: every rank gathers A and B. Throws
+/// Error for a model without adapters, uninitialized parameters, and weights that FSDP has
+/// gathered.
 void merge_lora(ModuleBase& module);
 
 }  // namespace tessera::nn

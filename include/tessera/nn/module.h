@@ -80,12 +80,9 @@ using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
 /// Pairs of a parameter's name (or FQN) and its ParameterSlot, in order of registration.
 using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 
-/// A torch::nn::Module with hooks around forward. The module's parameters are in slots
-/// (ParameterSlot), so that FSDP and tensor parallelism can replace the parameters' tensors. Derive
-/// your own modules from Module<Derived>. Thread safety: one thread at a time.
-///
-/// A module can't be copied, because the slots point to the module. Construct a second module and
-/// copy the values.
+/// A torch::nn::Module with hooks around forward. FSDP and tensor parallelism can replace the
+/// tensors in the parameter slots (ParameterSlot). Derive your own modules from Module<Derived>. A
+/// module can't be copied. Thread safety: one thread at a time.
 class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera::detail::NoCopy {
  public:
   using torch::nn::Module::Module;
@@ -97,14 +94,13 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// Adds a hook that runs after forward, with the tensors in forward's result. Hooks run in order
   /// of registration.
   void add_forward_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
-  /// Adds a hook that runs after forward and all other hooks, even if forward or another hook
-  /// throws. Hooks of this kind run in reverse order of registration, and must not throw.
+  /// Adds a hook that runs last, even if forward or another hook throws. These hooks run in reverse
+  /// order of registration and must not throw.
   void add_always_hook(std::function<void()> hook, HookedCalls calls = HookedCalls::kForward);
 
-  /// Runs every call of this module as an activation checkpoint(). The checkpointed region covers
-  /// forward and the hooks that were added before (those of tensor parallelism); the recomputation
-  /// runs these hooks again. Hooks that are added later (FSDP's) are outside of the region and run
-  /// once per call. A second checkpoint_calls() throws Error.
+  /// Makes every call of this module an activation checkpoint(). The recomputation also runs the
+  /// hooks that were added before, not the hooks that are added later (FSDP's). Throws Error for a
+  /// second checkpoint_calls().
   void checkpoint_calls(CheckpointOptions options);
   bool checkpoints_calls() const { return checkpointed_ != nullptr; }
 
@@ -112,9 +108,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   const NamedSlots& slots() const { return slots_; }
   /// Returns this module's own buffers, by name, in order of registration.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
-  /// Returns the parameters of this module and of all modules below it, each once, with its first
-  /// FQN. Throws Error for a parameter without a ParameterSlot. To avoid the Error, wrap libtorch's
-  /// modules by nn::Hooked, and call register_slot instead of libtorch's register_parameter.
+  /// Returns the parameters of this module and of all modules below it, each once, with the first
+  /// FQN. Throws Error for a parameter without a ParameterSlot (use register_slot or nn::Hooked).
   NamedSlots named_slots() const;
   /// Returns the buffers of this module and of modules below it, each once, with the first FQN.
   NamedSlots named_buffer_slots() const;
@@ -128,15 +123,13 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// (tied weights). Throws Error if the sizes differ.
   void tie_slot(const std::string& name, const SlotPtr& slot);
 
-  /// Fills this module's own parameters and buffers with initial values. init_weights() calls
-  /// reset_parameters() of every module, parents first, after the parameters were sharded. A module
-  /// can also fill the parameters of the modules that it contains. If several modules fill one
-  /// parameter, the outermost of these modules determines the values.
+  /// Fills this module's parameters and buffers with initial values; init_weights() calls this
+  /// function of every module, parents first. A module may also fill parameters of modules below
+  /// it; the outermost module determines the values.
   virtual void reset_parameters(const InitContext& init);
 
-  /// Converts parameters and buffers like to() of torch::nn::Module, but only floating-point
-  /// buffers change their type. Throws Error, before anything is changed, for a parameter that FSDP
-  /// has gathered, because FSDP's shard would not be converted.
+  /// Like to() of torch::nn::Module, but of the buffers only floating-point buffers change their
+  /// type. Throws Error, before any change, if FSDP has gathered a parameter.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
@@ -152,8 +145,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   Parameter register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
                                  bool persistent = true);
 
-  /// Throws Error if this module has hooks that have not run, because forward was called as
-  /// m.forward(x) instead of m(x). A forward can call this function in its first line.
+  /// Throws Error if forward was called as m.forward(x) instead of m(x), so that hooks have not
+  /// run. For the first line of a forward.
   void check_called() const;
 
  private:
@@ -175,19 +168,16 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   void run_hooks(const std::vector<Hook>& hooks, TensorList tensors);
   static void run_always_hooks(const Hooks& hooks) noexcept;
 
-  /// Rethrows the exception that is being handled. If the exception is an Error or a libtorch
-  /// exception, adds the name and the FSDP unit of this module, unless an inner module has already
-  /// added its own name.
+  /// Rethrows the current exception. Adds this module's name and FSDP unit to an Error or a
+  /// libtorch exception, unless an inner module has added a name.
   [[noreturn]] void rethrow_named() const;
-  /// Checks a call that has returned a tensor on the meta device. Throws Error if no input was on
-  /// the meta device: forward then used a meta tensor that the constructor made but did not
-  /// register.
+  /// Throws Error if forward returned a meta tensor but had no meta input: forward then used a meta
+  /// tensor that the constructor did not register.
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
-  /// An object that exists during a module call. A thread's outermost call throws Error if the
-  /// module, or a module below it, has a parameter without a ParameterSlot, or an uninitialized
-  /// parameter or buffer. An inner call throws Error if its module has trainable parameters and was
-  /// never registered with register_module.
+  /// Checks a module call. The outermost call throws Error for a parameter without a ParameterSlot
+  /// and for an uninitialized parameter or buffer. An inner call throws Error if its module has
+  /// trainable parameters and was never registered.
   class CallScope : tessera::detail::NoCopy {
    public:
     explicit CallScope(ModuleBase& module);
@@ -251,9 +241,9 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   std::uint64_t checked_epoch_ = 0;
 };
 
-/// Base class of a user's module. Call the module as module(args...), which runs pre-hooks,
-/// Derived::forward(args...) and hooks; module.forward(args...) skips the hooks. Arguments (copied)
-/// and results may have any type that visit_tensors supports. forward may return void.
+/// Base class of a user's module. module(args...) runs Derived::forward(args...) and the hooks;
+/// module.forward(args...) runs no hooks. Arguments are copied, and may have any type that
+/// visit_tensors supports. forward may return void.
 template <class Derived>
 class Module : public ModuleBase {
   /// Whether Derived::forward accepts the arguments of a call of this module.
@@ -366,9 +356,8 @@ class Module : public ModuleBase {
   }
 };
 
-/// Throws Error, with some of the names, if parameters or buffers are uninitialized or on the meta
-/// device. The outermost call of a module makes the same check. `caller`: the caller's name, for
-/// messages.
+/// Throws Error if parameters or buffers are uninitialized or on the meta device. The outermost
+/// call of a module makes the same check. `caller`: the caller's name, for messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
 namespace detail {
@@ -380,9 +369,8 @@ struct ModuleWalk {
   bool every_place = false;
   /// Whether children are visited before their parent.
   bool children_first = false;
-  /// A function that is called for a module before the children of the module. If the function
-  /// returns true, the module and all modules below it are skipped. An empty function skips no
-  /// module.
+  /// Returns whether to skip a module and all modules below it. Called before the module's children
+  /// are visited. An empty function skips no module.
   std::function<bool(const torch::nn::Module& module)> skip{};
 };
 
@@ -391,16 +379,14 @@ void walk_modules(torch::nn::Module& root, const ModuleVisitor& visit, const Mod
 
 }  // namespace detail
 
-/// Calls visit(fqn, module) for `root` (FQN "") and for every module below it, depth first, in
-/// order of registration. Visits each module once, and parents before children, unless `walk` says
-/// otherwise.
+/// Calls visit(fqn, module) for `root` (FQN "") and every module below it, depth first. By default,
+/// visits each module once and parents before children:
 ///
 ///   nn::visit_modules(model, [](const std::string& fqn, nn::ModuleBase& module) { ... });
 ///   nn::visit_modules(model, [](const std::string& fqn, torch::nn::Module& module) { ... });
 ///
-/// A visitor that takes a ModuleBase is not called for libtorch's modules, but is called for the
-/// ModuleBase objects below them. The visitor must not register modules. Not collective. Several
-/// threads may visit the same modules. Throws the exceptions of the visitor.
+/// The first form skips libtorch's modules, but not the ModuleBase objects below them. The visitor
+/// must not register modules. Not collective. Several threads may visit the same modules.
 template <class Visit>
 void visit_modules(torch::nn::Module& root, const Visit& visit,
                    const detail::ModuleWalk& walk = {}) {
@@ -426,24 +412,22 @@ void visit_modules(const torch::nn::Module& root, const Visit& visit,
   visit_modules(const_cast<torch::nn::Module&>(root), visit, walk);
 }
 
-/// Freezes the parameters whose FQN matches one of the patterns (see matches_fqn). A frozen
-/// parameter gets no gradient and no optimizer state, and FSDP does not reduce its gradient. Saved
-/// checkpoints contain frozen parameters. A tied parameter is frozen if any of its FQNs matches.
-/// Call freeze() before or after parallelize_module and fully_shard, but not between a forward and
-/// its backward.
+/// Freezes the parameters whose FQN matches a pattern (matches_fqn). Frozen parameters get no
+/// gradient, reduction or optimizer state, but are saved in checkpoints. For a tied parameter one
+/// matching FQN suffices. Do not call freeze() between a forward and its backward.
 ///
-/// Not collective; every rank must freeze the same parameters. Throws Error, before anything is
-/// changed, for a pattern that matches no parameter.
+/// Not collective; every rank must freeze the same parameters. Throws Error, before any change, for
+/// a pattern without a match.
 void freeze(ModuleBase& module, const std::vector<std::string>& patterns);
 
-/// Distributes every parameter and buffer of `module` and of the modules below it. The caller's
-/// function `partition` is called once for each module, parents first, with the module's FQN (""
-/// for the root), and can call distribute_parameter() for the module's own slots. Parameters that
-/// are then still plain become replicated. Before every call of the root module, `input` is called
-/// with the tensors in the arguments; after the call, `output` is called with the tensors in the
-/// result. Both may replace these tensors. Not collective: the values must be equal on every rank,
-/// and each rank stores only its shard. Throws Error for a module that was distributed before, and
-/// for a child with parameters that is not a ModuleBase. Like PyTorch's distribute_module.
+/// Distributes all parameters and buffers in and below `module`, like PyTorch's distribute_module.
+/// Calls `partition` for each module with its FQN, parents first. `partition` may call
+/// distribute_parameter(); all other parameters become replicated. Later calls of the root module
+/// pass the tensors of arguments to `input` and of results to `output`. Both may replace the
+/// tensors.
+///
+/// Not collective: the values must be equal on every rank. Throws Error for a module that is
+/// already distributed, and for a child with parameters that is not a ModuleBase.
 void distribute_module(
     ModuleBase& module, const DeviceMesh& mesh,
     const std::function<void(const std::string& name, ModuleBase& module, const DeviceMesh& mesh)>&
@@ -451,9 +435,9 @@ void distribute_module(
     const std::function<void(TensorList tensors, const DeviceMesh& mesh)>& input = nullptr,
     const std::function<void(TensorList tensors, const DeviceMesh& mesh)>& output = nullptr);
 
-/// Distributes the parameter or buffer in `slot`, which must be plain and the same on every rank.
-/// Each rank stores only its shard; requires_grad is unchanged. Not collective. Throws Error if the
-/// tensor is already distributed or belongs to an FSDP unit. `by`: the caller's name, for messages.
+/// Distributes the plain tensor in `slot`. The tensor must be equal on every rank; each rank keeps
+/// only its shard. Not collective. Throws Error for a distributed tensor and for a tensor of an
+/// FSDP unit. `by`: the caller's name, for messages.
 void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Placements& placements,
                           const std::string& by = "distribute_parameter");
 
@@ -472,12 +456,10 @@ ModulePredicate of_class() {
 /// "model.layers.*" (matches_fqn).
 ModulePredicate named(std::string pattern);
 
-/// Runs each call of the selected modules as an nn::checkpoint(). `root` itself may be selected.
-/// Returns the FQNs of the selected modules. Modules that are already checkpointed are not changed.
-/// Call apply_activation_checkpointing() after parallelize_module, so that the recomputation
-/// repeats the tensor-parallel hooks, and before fully_shard, so that the recomputation does not
-/// repeat all-gathers. Not collective; every rank must select the same modules. Throws Error,
-/// before anything is changed, if no module is selected.
+/// Runs each call of the selected modules, possibly `root`, as an nn::checkpoint(). Returns the
+/// FQNs of the selected modules. Call this function after parallelize_module and before
+/// fully_shard: the recomputation must repeat tensor-parallel hooks, but not all-gathers. Not
+/// collective; every rank must select the same modules. Throws Error if no module is selected.
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ModulePredicate& select,
                                                         const CheckpointOptions& options = {});
@@ -541,8 +523,7 @@ class Sequential : public Module<Sequential> {
 ///     nn::Child<nn::GeluMlp> mlp{*this, "mlp", options};
 ///   };
 ///
-/// Equivalent to `register_module(name, std::make_shared<M>(args...))` in the parent's constructor,
-/// with the same FQNs. Children are registered in the order of their declarations.
+/// The same as `register_module(name, std::make_shared<M>(args...))` in the parent's constructor.
 template <class M>
 class Child {
  public:
@@ -564,11 +545,8 @@ class Child {
   std::shared_ptr<M> module_;
 };
 
-/// Whether a fully qualified name matches a pattern. All name patterns in the library have this
-/// syntax: parallel plans, nn::named, initialiser tables, optim::split_for_muon.
-///
-/// Names and patterns are split at the dots, and each segment is compared with one segment. In a
-/// segment:
+/// Whether an FQN matches a pattern. All name patterns of the library have this syntax. Names and
+/// patterns are split at the dots, and compared segment by segment:
 ///   *       zero or more characters           "layers.*.w" matches "layers.10.w"
 ///   ?       one character                     "layers.?.w" matches "layers.3.w"
 ///   [qkv]   one of the listed characters      "attn.[qkv]_proj" matches "attn.q_proj"
@@ -576,12 +554,8 @@ class Child {
 ///   [!0-9]  one character not of the range    "layers.[!0-3]" and "layers.[^0-3]" match "layers.4"
 ///   **      zero or more segments (the whole segment must be "**"):
 ///           "layers.**.w" matches "layers.w" and "layers.0.mlp.w"; "**" matches every name
-/// Every other character matches itself, and so does a '[' without a ']'. A ']' directly after the
-/// '[' is one of the listed characters. There is no escape character, since module names contain
-/// none of the special characters. "" is the name of the root module: the patterns "" and "**"
-/// match this name, "*" does not.
-///
-/// Time: at most proportional to the length of the pattern times that of the name. Thread safe.
+/// Other characters match themselves, also a '[' without a ']'. There is no escape character. ""
+/// and "**" match the root module's name "", "*" does not. Thread safe.
 bool matches_fqn(std::string_view pattern, std::string_view fqn);
 
 namespace detail {

@@ -66,10 +66,9 @@ class SlotState : tessera::detail::NoCopy {
 
 }  // namespace detail
 
-/// Contains the tensor of a parameter or buffer. Tensor parallelism and FSDP replace the tensor,
-/// for example by a shard. The parameter's names do not change; named_parameters() and
-/// tessera::optim optimizers follow the replacement. Modules that share a parameter share its
-/// ParameterSlot. Thread safety: one thread at a time.
+/// The tensor of a parameter or buffer. Tensor parallelism and FSDP replace the tensor, but not the
+/// names; optimizers use the new tensor. Modules that share a parameter share its ParameterSlot.
+/// Thread safety: one thread at a time.
 class ParameterSlot : public detail::SlotState {
  public:
   /// `initialized`: whether the tensor has values; false for new storage that must still be filled.
@@ -79,20 +78,18 @@ class ParameterSlot : public detail::SlotState {
   /// Returns the tensor that forward uses now. With FSDP this is the unsharded tensor while the
   /// unit computes and after fsdp::unshard(), otherwise the shard.
   const at::Tensor& get() const { return tensor_; }
-  /// Replaces the tensor by a tensor with other values, also in named_parameters() and in the
-  /// members of adopted modules. The parameter is then initialized, unless the tensor is on the
-  /// meta device.
+  /// Replaces the tensor by a tensor with other values, also in named_parameters() and adopted
+  /// modules. The parameter is then initialized, unless the tensor is on the meta device.
   void set(at::Tensor tensor);
-  /// Returns the tensor for optimizers, gradient clipping and saved checkpoints. While FSDP has
-  /// gathered the parameter, get() is the unsharded tensor and persistent() is the shard. Otherwise
-  /// both are the same tensor.
+  /// The tensor for optimizers, gradient clipping and checkpoints: for a parameter that FSDP has
+  /// gathered, the shard instead of the unsharded tensor of get(). Otherwise the same as get().
   const at::Tensor& persistent() const { return stored(); }
   /// Returns the longest FQN that named_slots() has found for the parameter, for messages. Empty
   /// before the first call of named_slots().
   const std::string& fqn() const { return fqn_; }
 
-  /// For experts and pipeline stages: returns the mesh along which ranks have unrelated parameters
-  /// with the same name. If the mesh is undefined, other slices of the root mesh have copies.
+  /// Returns the mesh along which ranks have unrelated parameters of one name (experts, pipeline
+  /// stages). Undefined: other slices of the root mesh have copies.
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
@@ -102,8 +99,8 @@ class ParameterSlot : public detail::SlotState {
 /// A shared pointer to a ParameterSlot, which modules and optimizers share.
 using SlotPtr = std::shared_ptr<ParameterSlot>;
 
-/// A module's parameter: a handle that converts to the tensor of a ParameterSlot. After tie_slot()
-/// the handle and its copies read the new ParameterSlot.
+/// A module's parameter: a handle that converts to the tensor of a ParameterSlot, also after
+/// tie_slot().
 ///   nn::Parameter weight = register_slot("weight", {out, in});
 class Parameter {
  public:

@@ -94,12 +94,11 @@ struct VisitTensors {
 }  // namespace detail
 
 /// visit_tensors(value, visit) calls `visit(at::Tensor&)` for each tensor inside `value`, in order,
-/// including undefined tensors. `value` is a tensor, or nested tuples, pairs, vectors, arrays,
-/// optionals and maps. A value of another type is treated as a value without tensors. For a struct
-/// of your own, define in its namespace:
-///   template <class Visit> void visit_tensors(MyBatch& batch, Visit&& visit) { visit(batch.x); }
-/// visit_tensors is an object and not a function, so that argument-dependent lookup finds only the
-/// function of the struct's namespace.
+/// including undefined tensors. `value`: a tensor, or nested tuples, pairs, vectors, arrays,
+/// optionals and maps. Other types have no tensors. For your own struct, define in its namespace:
+///   template <class Visit>
+///   void visit_tensors(MyBatch& batch, Visit&& visit) { visit(batch.x); }
+/// visit_tensors is an object, so that argument-dependent lookup finds only the struct's function.
 inline constexpr detail::VisitTensors visit_tensors{};
 
 namespace detail {
