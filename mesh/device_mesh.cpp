@@ -1,6 +1,5 @@
-// Meshes of one World share a DeviceMesh::Family, which owns the descriptions of all these meshes,
-// so that a slice and its root mesh can point to each other. Equal meshes are one object, so
-// comparing meshes compares pointers. Each operator on distributed tensors compares meshes.
+// Meshes of one World share a DeviceMesh::Family, which owns all mesh descriptions. Equal meshes
+// are one object, because each operator compares meshes, by pointer.
 #include "tessera/mesh/device_mesh.h"
 
 #include <fmt/format.h>
@@ -44,16 +43,15 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
   return result;
 }
 
-/// Returns the ranks of the mesh whose dimensions are the submeshes `parts`, in row-major order.
-/// Each submesh lists ranks of `root`, including `own`, which is this rank. For example, with root
-/// 0 to 7 and own 1, the submeshes {1, 5} and {0, 1} give {0, 1, 4, 5}. A rank is found by its
-/// position in `root`, not by coordinates: a submesh need not be a dimension of the root mesh (a
-/// flattened dimension, a slice of a slice). Returns an empty list if `parts` share a dimension.
+/// Returns the ranks of the mesh with the dimensions `parts`, in row-major order; empty if `parts`
+/// share a dimension. Each part lists ranks of `root`, including `own`. For root 0 to 7 and own 1,
+/// the parts {1, 5} and {0, 1} give {0, 1, 4, 5}. Parts may be flattened, so positions in `root`
+/// identify ranks.
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) {
-    // Usually the ranks of the root mesh are 0, 1, 2 and so on. The position of a rank in the root
-    // mesh then equals the rank, and no search through thousands of ranks is needed.
+    // If the root's ranks are 0, 1, 2 and so on, a rank is its own position, and no search is
+    // needed.
     const auto same = static_cast<std::size_t>(rank);
     return same < root.size() && root[same] == rank ? static_cast<std::ptrdiff_t>(rank)
                                                     : std::ranges::find(root, rank) - root.begin();
@@ -128,19 +126,18 @@ struct DeviceMesh::Impl {
   /// The process group of each mesh dimension. The pointers are atomic, so that a collective finds
   /// its process group without a lock.
   mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
-  // Protects `groups`. The key of a process group is a list of mesh dimensions and not a set,
-  // because the order of the dimensions decides the order of the ranks.
+  // Protects `groups`. The key is a list of mesh dimensions, because their order decides the order
+  // of ranks.
   mutable std::mutex mutex;
   mutable std::map<std::vector<int>, comm::CommunicatorPtr> groups;
 };
 
-/// All meshes of one World. Equal meshes are one object. Every DeviceMesh shares ownership of the
-/// family of its World, so the family exists as long as any of its meshes. Thread safe.
+/// All meshes of one World; equal meshes are one object. Every DeviceMesh shares ownership of its
+/// family. Thread safe.
 class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
  public:
-  /// Returns the mesh family of `world`; a world has at most one family at a time. The registry
-  /// finds a family by the address of its world. A family owns its world, so no other world gets
-  /// this address while the family exists.
+  /// Returns the only mesh family of `world`. A family owns its world, so the world's address is a
+  /// unique key.
   static std::shared_ptr<Family> of(const comm::WorldPtr& world) {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
@@ -171,9 +168,8 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   const comm::WorldPtr& world() const { return world_; }
   std::shared_ptr<const Impl> handle(const Impl* impl) { return {shared_from_this(), impl}; }
 
-  /// Returns the unique mesh with these ranks and this shape that was made from `root`; a `root` of
-  /// nullptr means that the mesh was not made from another mesh. Makes only the description of a
-  /// mesh, and is not collective. Process groups are made later, at their first use.
+  /// Returns the unique mesh with these ranks and shape and this `root` (nullptr: a root mesh). Not
+  /// collective; process groups are made at their first use.
   const Impl* member(const Impl* root, std::vector<int> ranks, MeshShape shape) {
     const std::lock_guard lock(mutex_);
     auto& slot = members_[{root, ranks, shape.sizes(), shape.names()}];
@@ -183,9 +179,8 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
     return slot.get();
   }
 
-  /// Records that flatten() gave `name` to the dimensions `dims` of `root`, so that slicing finds
-  /// `name`. A flattened name in `dims` stands for the dimensions that were flattened. Returns an
-  /// empty list or, if `name` already stands for other dimensions, these dimensions.
+  /// Records flatten()'s `name` for the dimensions `dims` of `root`, with earlier flattened names
+  /// expanded. Returns an empty list or, if `name` is taken, the dimensions of `name`.
   std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
                                               const std::vector<std::string>& dims) {
     const std::lock_guard lock(mutex_);
@@ -211,9 +206,8 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
 
   comm::WorldPtr world_;
   mutable std::mutex mutex_;
-  // All meshes of the family. Meshes are not removed before the family is destroyed, because a
-  // program has few meshes. The key of a mesh contains the root mesh, because equal slices of
-  // different root meshes are different meshes.
+  // All meshes of the family, until the family is destroyed. The key contains the root mesh: equal
+  // slices of different root meshes are different meshes.
   std::map<Key, std::unique_ptr<Impl>> members_;
   // For each root mesh and name given to flatten(): the dimensions for which the name stands.
   std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
@@ -226,8 +220,8 @@ std::string dim_name(const MeshShape& shape, int dim) {
                                : shape.names()[static_cast<std::size_t>(dim)];
 }
 
-/// Checks the ranks of a mesh without communication, so that all ranks find the same errors. If
-/// only some ranks threw an error, all other ranks would wait forever in a collective.
+/// Checks ranks without communication, so that all ranks find the same errors. Otherwise some ranks
+/// would wait forever in a collective.
 void check_ranks(const comm::WorldPtr& world, const std::vector<int>& ranks,
                  const MeshShape& shape) {
   TESSERA_CHECK(world != nullptr, "DeviceMesh: world is null; pass world_from_environment()");
@@ -250,8 +244,8 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
   impl_ = family->handle(family->member(nullptr, std::move(ranks), std::move(shape)));
 }
 
-/// All process groups are checked before the first process group is stored, so that an error leaves
-/// the mesh unchanged. The mutex is locked, because another thread can use the same mesh.
+/// All process groups are checked before one is stored, so that an error leaves the mesh unchanged.
+/// The lock: other threads can use the same mesh.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
   DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
@@ -262,16 +256,16 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   auto& known = mesh.impl().groups;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
     const auto& group = groups[static_cast<std::size_t>(dim)];
-    // The order of ranks in a process group decides which rank has which shard. So this rank's rank
-    // in the process group must equal this rank's coordinate in the mesh dimension.
+    // The order of ranks in a process group decides the order of shards, so rank and mesh
+    // coordinate must be equal.
     const bool fits = group != nullptr && group->size() == mesh.size(dim) &&
                       group->rank() == mesh.local_rank(dim);
     TESSERA_CHECK(fits, to_string(mesh), ": the group for ", dim_name(mesh.shape(), dim),
                   " must have ", mesh.size(dim), " ranks, and this rank must have rank ",
                   mesh.local_rank(dim), " in the group");
     const auto other = known.find({dim});
-    // An existing process group must not be replaced, because collectives can be pending in the
-    // process group: equal meshes are one object, so another DeviceMesh can use this process group.
+    // Another DeviceMesh can use an existing process group, with pending collectives. So the
+    // process group must not be replaced.
     TESSERA_CHECK(other == known.end() || other->second == group, to_string(mesh), ": ",
                   dim_name(mesh.shape(), dim),
                   " already has a group; call from_groups() before the mesh is used, or use other "
@@ -292,8 +286,8 @@ const DeviceMesh::Impl& DeviceMesh::impl() const {
   return *impl_;
 }
 
-/// Throws Error if this rank is not a member of the mesh. Ranks that are not members can store and
-/// compare the mesh (pipeline stages do), but have no coordinate in the mesh.
+/// Throws Error if this rank is not a member of the mesh: such a rank can store and compare the
+/// mesh, but has no coordinate.
 void DeviceMesh::check_member(const char* wish) const {
   TESSERA_CHECK(contains_this_rank(), to_string(*this), ": rank ", world()->rank(),
                 " is not a member and has no ", wish, "; check contains_this_rank() first");
@@ -354,9 +348,8 @@ std::int64_t DeviceMesh::local_rank() const {
   return local_rank(0);
 }
 
-/// Finds an existing process group without a lock, because every collective calls this function.
-/// Release store and acquire load: a thread that sees the pointer also sees the constructed process
-/// group. The raw pointer stays valid, because groups are destroyed only with the mesh.
+/// Finds a process group without a lock, because every collective calls this function. Release and
+/// acquire publish the constructed process group, which exists as long as the mesh.
 comm::Communicator& DeviceMesh::group(int dim) const {
   dim = shape().dim(dim);
   auto& known = impl().dim_groups[static_cast<std::size_t>(dim)];
@@ -384,8 +377,8 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
   for (const int dim : dims) {
     wrapped.push_back(shape().dim(dim));
   }
-  // The mutex is locked while the process group is made, which is collective: if two threads of a
-  // rank made one process group, one thread would wait for the other ranks forever.
+  // Locked during the collective construction: two threads of a rank that made the same process
+  // group would wait forever.
   const std::lock_guard lock(impl().mutex);
   comm::CommunicatorPtr& known = impl().groups[wrapped];
   if (known == nullptr) {
@@ -442,8 +435,8 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
-/// Makes a mesh with the same root mesh as this mesh, or returns an equal mesh that exists. A slice
-/// of a slice also has the first mesh as root, so that equal submeshes are one object.
+/// Makes or finds a mesh with the root of this mesh, also for a slice of a slice: equal submeshes
+/// are one object.
 DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
   const Impl& own = impl();
   if (ranks == own.root->ranks && shape == own.root->shape) {
@@ -461,8 +454,7 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string_view> names)
   return slice({names.begin(), names.end()});
 }
 
-/// Usually all names are names of mesh dimensions. A name given to flatten() is looked up in the
-/// mesh family; with several names, the slices of the single names are concatenated.
+/// flatten()'s names are looked up in the mesh family. Slices of several names are concatenated.
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), to_string(*this), ": a slice needs at least one dimension name");
   if (names == shape().names()) {
@@ -519,9 +511,8 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   return dims;
 }
 
-/// Records the name of the flattened dimension for the root mesh, so that all slices of the root
-/// know the name. Nothing is recorded for a mesh without names. Throws Error if the name already
-/// stands for other dimensions.
+/// Records the flattened dimension's name for the root mesh, so that all slices of the root know
+/// the name. Throws Error if the name already stands for other dimensions.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flatten() of an unnamed mesh needs a name");

@@ -103,8 +103,8 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Memory mappings of earlier saves, for reuse by the next save. Reused pages need no page fault
-/// and no clearing, unless the kernel has reclaimed the pages between the saves (MADV_FREE).
+/// Memory mappings of earlier saves, for the next save. Reused pages need no page fault or
+/// clearing, unless the kernel has reclaimed the pages (MADV_FREE).
 class KeptMappings {
  public:
   static KeptMappings& instance() {
@@ -140,8 +140,8 @@ class KeptMappings {
   std::mutex mutex_;
   std::vector<Mapping> kept_;
 };
-/// Host memory for the copies of the saved tensors, in huge pages (2 MiB) if the kernel supports
-/// them. With small pages, clearing the new memory would take as long as the copies themselves.
+/// Host memory for copies of saved tensors, in huge pages (2 MiB) if possible: clearing new small
+/// pages takes as long as the copies.
 class HostMemory {
  public:
   /// Allocates memory for copies of the CPU blocks in `files`. Throws Error if that fails.
@@ -191,8 +191,8 @@ class HostMemory {
   std::int64_t taken_ = 0;
 };
 
-/// Replaces each tensor block in `files` by a copy in host memory (page-locked memory for a block
-/// on a GPU). After the call, the program can change the model and the optimizer.
+/// Replaces each tensor block in `files` by a host copy (page-locked for a GPU). The program may
+/// then change model and optimizer.
 void copy_to_host(std::vector<ShardFile>& files) {
   HostMemory memory(files);
   std::optional<c10::Device> device;
@@ -265,9 +265,8 @@ void finish_pending_save(comm::Communicator& hosts) {
 
 namespace {
 
-/// Copies the state to host memory and starts to save the copy. The background save uses the CPU
-/// process group `hosts` until the save ends. Collective over `hosts`. Throws Error on all ranks if
-/// one rank cannot copy its state.
+/// Copies the state to host memory and starts a background save, which uses the process group
+/// `hosts` until the end. Collective over `hosts`. Throws Error on all ranks if a copy fails.
 std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
                                            PreparedSave prepared) {
   run_or_fail_on_all(*hosts, [&] { copy_to_host(prepared.files); });

@@ -63,8 +63,8 @@ std::int64_t bytes_of(const Item& item) {
   return product(item.sizes) * static_cast<std::int64_t>(c10::elementSize(item.dtype));
 }
 
-/// Distributes tensors to shard files in the given order. A new shard begins if the next tensor
-/// would make a shard larger than `limit` bytes. A tensor larger than `limit` gets its own shard.
+/// Distributes tensors to shard files in order. A tensor that would make a shard larger than
+/// `limit` bytes begins a new shard. A larger tensor gets its own shard.
 std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, std::int64_t limit) {
   std::vector<std::vector<Item>> shards(1);
   std::int64_t bytes = 0;

@@ -81,8 +81,8 @@ class ParameterSlot : public detail::SlotState {
   /// Replaces the tensor by a tensor with other values, also in named_parameters() and adopted
   /// modules. The parameter is then initialized, unless the tensor is on the meta device.
   void set(at::Tensor tensor);
-  /// The tensor for optimizers, gradient clipping and checkpoints: for a parameter that FSDP has
-  /// gathered, the shard instead of the unsharded tensor of get(). Otherwise the same as get().
+  /// Returns the tensor for optimizers, gradient clipping and checkpoints: for a parameter that
+  /// FSDP has gathered, the shard; otherwise the same as get().
   const at::Tensor& persistent() const { return stored(); }
   /// Returns the longest FQN that named_slots() has found for the parameter, for messages. Empty
   /// before the first call of named_slots().

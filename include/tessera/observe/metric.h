@@ -15,10 +15,9 @@ class World;
 
 namespace tessera::observe {
 
-/// The weighted mean of values that are accumulated over many steps. The values can be losses and
-/// the weights numbers of tokens, for example. Like MeanMetric of torchmetrics. Each rank
-/// accumulates the values of its own data. A checkpoint saves the state of each rank
-/// (checkpoint::StateDict::rank_states). Not thread safe: use a metric from one thread at a time.
+/// The weighted mean of values over many steps, like MeanMetric of torchmetrics. Each rank
+/// accumulates its own values, and a checkpoint saves each rank's state
+/// (checkpoint::StateDict::rank_states). Not thread safe.
 class MeanMetric final : public checkpoint::RankState, tessera::detail::NoCopy {
  public:
   /// Adds a value with its weight. Throws Error between sync() and unsync().

@@ -21,17 +21,14 @@ struct ModelFlops {
   double per_token = 0;         ///< 6 (parameters - embedding) + 12 layers * hidden * sequence
   double per_token_causal = 0;  ///< like per_token, without the masked half of attention
 };
-/// The FLOPs per token of a decoder model with `layers` layers. `hidden` is heads * head_dim.
-/// `sequence` is the number of tokens in a sample. Pass 0 for `embedding_parameters` if the
-/// embedding is tied to the output layer, because the embedding is then also used in a matrix
-/// product.
+/// Returns the FLOPs per token of a decoder model. `hidden`: heads * head_dim. `sequence`: tokens
+/// per sample. `embedding_parameters`: 0 if the embedding is tied to the output layer.
 ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameters,
                        std::int64_t layers, std::int64_t hidden, std::int64_t sequence);
 
-/// Returns the peak FLOP/s of dense matrix products in `type`, by device name ("NVIDIA H100 80GB
-/// HBM3"). nullopt for a device that is not in the table of this function (all CPUs), and for a
-/// dtype other than bf16, fp16 and fp32. The numbers are the vendor's, without sparsity. The fp32
-/// rate is without TF32, like libtorch's default.
+/// Returns the peak FLOP/s of dense matrix products by device name ("NVIDIA H100 80GB HBM3"), from
+/// data sheets. fp32 is without TF32. Returns nullopt for unknown devices, CPUs, and dtypes other
+/// than bf16, fp16 and fp32.
 std::optional<double> peak_flops(const std::string& device_name,
                                  c10::ScalarType type = c10::kBFloat16);
 
@@ -53,21 +50,17 @@ struct MemoryUse {
   std::optional<std::int64_t> peak_active_bytes;
   std::int64_t capacity_bytes = 0;  ///< total memory of the machine or device; 0 if unknown
 };
-/// Returns the highest memory use of this process since the last call of take_memory_use().
-/// Resident memory (on a CPU) is instead the maximum since the process began. Does not wait for the
-/// device.
+/// Returns this process's highest memory use since the last call. Resident memory (CPU) is the
+/// maximum since the process began. Does not wait for the device.
 MemoryUse take_memory_use(const std::string& device_type);
 
-/// Starts to count the memory of CPU tensors in the whole process, so that metrics include the peak
-/// of this memory. Earlier allocations are not counted. Must not be called while other threads use
-/// tensors.
+/// Starts to count the memory of CPU tensors in this process, for metrics. Earlier allocations are
+/// not counted. Must not be called while other threads use tensors.
 void count_tensor_memory();
 
-/// Measures a device's FLOP/s by multiplying square matrices in `type`. The result is the peak rate
-/// for MFU on a CPU and on devices that peak_flops() does not know. Each rank takes the median of
-/// several measurements, and the result is the mean of these medians. All ranks compute at the same
-/// time, so that the ranks of one machine share its cores as in training. Takes about a second and
-/// draws no random numbers. Collective over `world`; the result is the same on all ranks.
+/// Measures the FLOP/s of square matrix products in `type`, for about a second: the peak rate for
+/// devices that peak_flops() does not know. The result is the mean over ranks that compute at the
+/// same time, equal on all ranks. Collective over `world`.
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of a model's experts in one training step. Losses are means over micro-batches.
@@ -107,12 +100,12 @@ struct StepMetrics {
 /// number of tokens over all ranks. `peak_flops` is the FLOP/s of one device.
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops);
-/// Returns the metrics of a step as one JSON object, without a line end. Always present: step loss
-/// grad_norm lr step_time_s data_time_s tokens_per_s tflops mfu mfu_causal peak_memory_bytes comm.
-/// With loss scaling: loss_scale skipped. If known: peak_active_bytes, checkpoint_stall_s (after a
-/// checkpoint), eval_loss. With experts: router_aux_loss, router_z_loss, expert_load (largest over
-/// mean), dropped_tokens (always 0). `comm` is {mesh dimension: {collective: {calls, bytes}}}.
-/// Unknown and non-finite numbers are null.
+/// Returns the metrics of a step as one JSON object, without a line end. Unknown and non-finite
+/// numbers are null.
+/// * Always: step loss grad_norm lr step_time_s data_time_s tokens_per_s tflops mfu mfu_causal
+///   peak_memory_bytes, comm: {mesh dimension: {collective: {calls, bytes}}}.
+/// * If known: loss_scale skipped peak_active_bytes checkpoint_stall_s eval_loss; with experts
+///   router_aux_loss router_z_loss expert_load (largest over mean) dropped_tokens (always 0).
 std::string to_json(const StepMetrics& metrics);
 
 }  // namespace tessera::observe

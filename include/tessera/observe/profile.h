@@ -14,25 +14,20 @@ namespace tessera::observe {
 
 class ModuleRanges;
 
-/// Records a profile with libtorch's profiler (Kineto) while the object exists: operators, each
-/// RECORD_USER_SCOPE, collectives, and on a GPU kernels and copies with their streams. With a
-/// `model`, the profile also contains the forward and recomputation of each module, by FQN; the
-/// root is named by its class. The profiler slows down every operator, so profile only one or two
-/// steps. Not collective.
-///
-/// Thread safety: create and use a Profile on one thread, for whole steps. Backward calls of this
-/// thread are also recorded.
+/// Records a profile with libtorch's profiler (Kineto) while the object exists: operators, scopes,
+/// collectives and, on a GPU, kernels and copies. With a `model`, also records the forward of each
+/// module, by FQN. Profile only one or two steps, because operators become slower. Not collective.
+/// Use a Profile on one thread, for whole steps.
 class Profile : tessera::detail::NoCopy {
  public:
-  /// Starts the profile. Adds permanent hooks to the modules of `model`. The hooks do nothing while
-  /// no profile is running. Throws Error if another profile is running in this process.
+  /// Starts the profile. Adds hooks to the modules of `model`; the hooks remain, but do nothing
+  /// without a profile. Throws Error if this process has another running profile.
   explicit Profile(c10::Device device, nn::ModuleBase* model = nullptr);
   /// Ends the profile, unless write() has already ended the profile.
   ~Profile();
 
-  /// Ends the profile and writes a Chrome trace, which the tools of torch.profiler can also read.
-  /// Call write() at most once. Replaces an existing file. Throws Error if the file can't be
-  /// written.
+  /// Ends the profile and writes a Chrome trace. Replaces an existing file. Call write() at most
+  /// once. Throws Error if the file can't be written.
   void write(const std::filesystem::path& file);
 
  private:

@@ -17,9 +17,8 @@ namespace tessera::observe {
 /// event.proto). For use by one thread of one rank.
 class TensorBoardWriter {
  public:
-  /// Creates a new event file in `folder`, and the folder if it does not exist. `first_step`: the
-  /// first step of a resumed run. TensorBoard then ignores the values of older files from this step
-  /// on. Throws Error if the file can't be written.
+  /// Creates an event file in `folder`; creates a missing folder. `first_step`: TensorBoard ignores
+  /// older files from this step on, for a resumed run. Throws Error if the file can't be written.
   explicit TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step = 1);
   /// Writes pairs of a tag and a value for a step, as fp32, and flushes the file. Throws Error if
   /// the file can't be written.

@@ -16,22 +16,18 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// A function that runs one step with a module and returns the loss, a scalar. verify() calls
-/// backward on the loss. For inference, the function instead returns a tensor of any sizes that was
-/// computed without gradients, and verify() runs no backward.
+/// Runs one step with a module. Returns a scalar loss, for which verify() runs backward, or a
+/// tensor that was computed without gradients (inference).
 using VerifyStep = std::function<at::Tensor(nn::ModuleBase& module)>;
 
 /// Options of verify().
 struct VerifyOptions {
-  /// The mesh dimensions along which ranks have different samples: the dimensions of FSDP and of
-  /// replicas. The gradient on the mesh must equal the mean, over these dimensions, of the one-rank
-  /// gradients.
+  /// The mesh dimensions along which ranks have different samples (FSDP, replicas). Gradients on
+  /// the mesh must equal the mean of the one-rank gradients over these dimensions.
   std::vector<std::string> batch_dims{};
-  /// If true, a step of the parallel module computes only this rank's samples, while a step of the
-  /// reference computes the samples of all ranks. Needed if other ranks' samples influence a
-  /// result: with context parallelism, auxiliary losses of experts, or a statistic of the whole
-  /// batch. verify() then compares the gradients and the mean of the loss over `batch_dims`, but no
-  /// outputs.
+  /// Whether the reference computes the samples of all ranks in one step. Needed with context
+  /// parallelism, auxiliary losses of experts, and other results that depend on other ranks'
+  /// samples. verify() then compares gradients and the mean loss over `batch_dims`, but no outputs.
   bool splits_samples = false;
   /// The least precise dtype in which the parallel module computes or reduces. Required if this
   /// dtype is less precise than the dtype of the reference's parameters.
@@ -58,8 +54,8 @@ struct VerifyReport {
   /// The largest difference of a value that passed, divided by the largest value of all outputs
   /// (for gradients: of all gradients).
   double largest = 0;
-  /// The module in which to search for the cause of the first entry in `outputs`: the entry's
-  /// module or, if the input of the entry's module already differs, the caller of this module.
+  /// The module in which to search for the cause of the first entry of `outputs`: the entry's
+  /// module. If the inputs of this module differ, too: the module's caller.
   std::string cause{};
 
   /// Whether verify() found no difference.
@@ -71,29 +67,18 @@ struct VerifyReport {
   void check() const;
 };
 
-/// Runs `step`, forward and backward, with a one-rank model and with the parallelized model, using
-/// equal weights. Compares each module's outputs, the result of the step and each parameter's
-/// gradient. An error in a tensor-parallel plan or in the model's code appears as the first output
-/// or gradient that differs from that of one rank. See docs/verify.md.
+/// Runs `step` with a one-rank model and with the parallelized model, with equal weights. Compares
+/// each module's outputs, the result of the step and the gradients. See docs/verify.md.
 ///
-/// `reference`: a second instance of the same class with the same options, not parallelized. The
-/// parameters may be on the meta device. verify() copies the weights, buffers and train or eval
-/// modes of `module` to `reference`. The reference computes in the dtype of its own parameters, and
-/// cannot be used afterwards. verify() runs `reference` three times. In two of these runs, each
-/// weight is changed by about a rounding error, to measure the differences that rounding can cause.
-/// `mesh`: all ranks of the run. `step` must do the same at each call; the random number generators
-/// start from the same state for each call. A rank's step uses the rank's own samples. Choose small
-/// samples: every rank computes the samples of all ranks with all weights, and stores all inputs
-/// and outputs.
+/// `reference`: a second, not parallelized instance of the model, possibly on the meta device.
+/// verify() copies the weights, buffers and modes of `module` to `reference`. Do not use
+/// `reference` afterwards. `mesh`: all ranks of the run. `step` must do the same at each call, with
+/// the rank's own samples. Use small samples: every rank computes the samples of all ranks with all
+/// weights, and stores all inputs and outputs.
 ///
-/// Distributed outputs are compared as whole tensors, with Partial outputs reduced. A plain output
-/// must equal the output of the reference on each rank. If the sizes differ, the concatenation of
-/// the outputs of all ranks must equal the output of the reference.
-///
-/// Gradients, buffers and random number states are restored at the end. The hooks remain in the
-/// modules but do nothing. Collective over `mesh`. Throws Error on every rank if `reference` does
-/// not fit `module`, or if the step throws with `reference`. If the step throws on the mesh,
-/// verify() throws only on the ranks where the step throws.
+/// Gradients, buffers and random number states are restored. Collective over `mesh`. Throws Error
+/// on every rank if `reference` does not fit `module`, or if `step` throws with `reference`. If
+/// `step` throws with `module`, only the ranks of these exceptions throw.
 VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh,
                     const VerifyStep& step, const VerifyOptions& options = {});
 

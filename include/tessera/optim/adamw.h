@@ -19,32 +19,24 @@ struct AdamWOptions {
   double beta2 = 0.999;        ///< decay factor of the running mean of the squared gradients
   double eps = 1e-8;           ///< term added to the square root of exp_avg_sq
   double weight_decay = 1e-2;  ///< weight decay: parameters are multiplied by 1 - lr * weight_decay
-  /// The dtype of the two running means: kFloat or kBFloat16. Running means in bf16 need half the
-  /// memory; stochastic rounding avoids a bias. The means of fp64 and complex parameters have the
-  /// parameter's dtype. Must not be changed after the first step.
+  /// The dtype of the two running means: kFloat or kBFloat16 (half the memory, stochastic
+  /// rounding). fp64 and complex parameters ignore this option. Must not be changed after the first
+  /// step.
   c10::ScalarType moment_dtype = c10::ScalarType::Float;
-  /// Seed of the stochastic rounding of bf16 means. The random numbers depend on this seed, the
-  /// parameter's FQN, the index of the element in the whole tensor, and the step, but not on the
-  /// mesh. If each optimizer gets a part of a model, call named_slots() of the whole model before
-  /// the first step: otherwise the FQNs, and so the random numbers, are relative to the parts.
+  /// Seed of the stochastic rounding of bf16 means. Random numbers depend on the seed, the FQN, the
+  /// element's global index and the step, not on the mesh. If optimizers get parts of a model, call
+  /// named_slots() of the whole model before the first step, to set the FQNs.
   std::uint64_t seed = 0;
 };
 
-/// AdamW (Loshchilov & Hutter 2019) over local shards. One fused kernel call updates all parameters
-/// of a group with the same dtype and device; shards that are adjacent in memory are updated as one
-/// tensor. On CUDA the library's own kernel handles all dtypes except fp64. This kernel reads the
-/// learning rate, the step and the factor of step(factor) on the device. State: "exp_avg",
-/// "exp_avg_sq", "step".
+/// AdamW (Loshchilov & Hutter 2019) over local shards, with a fused kernel. State: "exp_avg",
+/// "exp_avg_sq", "step". Parameters narrower than fp32 are updated in fp32 and rounded. Their state
+/// is fp32, unless moment_dtype sets another dtype.
 ///
-/// Parameters narrower than fp32 have fp32 state, unless moment_dtype sets another dtype. Such
-/// parameters are updated in fp32 and rounded. No fp32 copy of the parameters is stored between
-/// steps (fairseq's memory-efficient fp16).
-///
-/// step() is collective only if the placements of a gradient differ from those of its parameter (a
-/// Partial gradient): the gradient is then redistributed. Parameters without a gradient are
-/// skipped. Throws Error, before any parameter changes, for an uninitialized parameter, and for a
-/// parameter whose local shard has changed its sizes or device since the parameter's first step.
-/// Thread safety: one thread at a time.
+/// Parameters without a gradient are skipped. step() is collective only for gradients with other
+/// placements than their parameters (Partial gradients), which are redistributed. Throws Error,
+/// before any update, for an uninitialized parameter. Throws Error for a local shard whose sizes or
+/// device changed after the first step. Thread safety: one thread at a time.
 class AdamW : public GroupedOptimizer<AdamWOptions> {
  public:
   /// The constructor throws Error for invalid options.
@@ -78,11 +70,9 @@ struct SgdOptions {
   double weight_decay = 0.0;  ///< L2 penalty: weight_decay * parameter is added to the gradient
 };
 
-/// Stochastic gradient descent over local shards, with fused kernel calls and fp32 updates of
-/// narrower parameters as in AdamW. Like torch.optim.SGD without dampening. State:
-/// "momentum_buffer" if a group has momentum.
-///
-/// step() is collective under the same conditions as step() of AdamW, and throws the same Errors.
+/// Stochastic gradient descent over local shards, like torch.optim.SGD without dampening. State:
+/// "momentum_buffer" if a group has momentum. step() has the fp32 updates, collectives and Errors
+/// of AdamW.
 class Sgd : public GroupedOptimizer<SgdOptions> {
  public:
   /// The constructor throws Error for invalid options.

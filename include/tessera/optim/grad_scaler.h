@@ -28,9 +28,8 @@ struct GradScalerOptions {
 };
 
 /// Dynamic loss scaling for fp16 (Micikevicius et al. 2018). The loss is multiplied by a scale, so
-/// that small gradients do not vanish. The gradients are divided by this scale before the update. A
-/// step with overflowed gradients is skipped, on all ranks together. Thread safety: one thread at a
-/// time.
+/// that small gradients do not vanish. If a gradient overflows, all ranks skip the step. Thread
+/// safety: one thread at a time.
 ///
 ///   optim::GradScaler scaler;                      // {.enabled = dtype == kHalf}
 ///   for (...) {
@@ -41,17 +40,13 @@ struct GradScalerOptions {
 ///   }
 ///
 /// Two ways to use fp16:
-/// * safe: fp32 parameters that are cast for each forward, with
-///   fsdp::MixedPrecisionPolicy{.param_dtype = kHalf, .reduce_dtype = kFloat}. Gradients are fp32.
-/// * memory-efficient: fp16 parameters and gradients. The optimizer converts small groups of
-///   parameters to fp32, and divides and updates in fp32, so that no small gradient is lost
+/// * safe: fp32 parameters with fsdp::MixedPrecisionPolicy{.param_dtype = kHalf, .reduce_dtype =
+///   kFloat}. Gradients are fp32.
+/// * memory-efficient: fp16 parameters and gradients. The optimizer divides and updates in fp32
 ///   (fairseq's MemoryEfficientFP16Optimizer).
 ///
-/// Before step(), .grad contains scaled gradients, unless unscale_ was called; step() divides the
-/// gradients by the scale. An overflow shows in the norm of all gradients on all ranks, which
-/// clipping needs anyway, so there is only one all-reduce. The CPU waits for the device only to
-/// read this norm. Combine several optimizers in an OptimizerList. Save the scale in checkpoints:
-/// state().
+/// Before step(), gradients are scaled, unless unscale_ was called. Combine several optimizers in
+/// an OptimizerList. Save state() in checkpoints.
 class GradScaler {
  public:
   /// The constructor throws Error for invalid options.
@@ -62,35 +57,27 @@ class GradScaler {
   /// Returns loss * scale().
   at::Tensor scale(const at::Tensor& loss) const;
 
-  /// Makes step() clip the unscaled gradients to a norm of `max_norm`. Returns the norm before
-  /// clipping, like optim::clip_grad_norm_; the norm is infinite or NaN if a gradient overflowed.
-  /// Collective like optim::clip_grad_norm_. To be called at most once per step, with all
-  /// parameters that step() will update.
+  /// Makes step() clip the unscaled gradients to `max_norm`. Returns the norm before clipping;
+  /// after an overflow, infinity or NaN. Collective like optim::clip_grad_norm_. Call at most once
+  /// per step, with all parameters of step().
   at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                              const NormOptions& options = {});
-  /// Alternative to clip_grad_norm_(): divides the gradients by the scale immediately, in place,
-  /// for code that reads or changes gradients before step(). Throws Error for gradients narrower
-  /// than fp32, in which small values would vanish. Collective like grad_norm(). Call unscale_() at
-  /// most once per step, with all parameters that step() will update. After unscale_(),
-  /// optim::clip_grad_norm_ can clip some of these parameters.
+  /// Divides the gradients by the scale now, in place, for code that uses gradients before step().
+  /// Call at most once per step, with all parameters of step(), instead of clip_grad_norm_().
+  /// Collective like grad_norm(). Throws Error for gradients narrower than fp32.
   void unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
-  /// Calls optimizer.step() unless a gradient overflowed, and computes the scale for the next step.
-  /// Returns whether the optimizer stepped: the same result on every rank. If neither
-  /// clip_grad_norm_ nor unscale_ was called before, step() calls grad_norm() with `options`, and
-  /// is then collective like grad_norm(). Pipeline stages must skip the same steps: pass
-  /// NormOptions::over to unscale_ or clip_grad_norm_ or, if neither is called, to step(). Throws
-  /// Error, on every rank, if the scale would fall below 1e-4; the scale is then unchanged. Throws
-  /// Error if a parameter with a gradient was not clipped or unscaled before.
+  /// Calls optimizer.step() unless a gradient overflowed, and updates the scale. Returns whether
+  /// the optimizer stepped, equal on every rank. Without an earlier clip_grad_norm_ or unscale_,
+  /// computes grad_norm() with `options`, and is collective like grad_norm(). Pipeline stages must
+  /// set NormOptions::over. Throws Error, on every rank, if the scale would fall below 1e-4. Throws
+  /// Error for a gradient that the earlier call did not get.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
-  /// Clips the gradients and calls optimizer.step(). If the scaler is not enabled, the optimizer
-  /// multiplies each gradient by the clip factor while it reads the gradient (optim::clip_factor),
-  /// which saves a pass over the gradients. The gradients' values are unspecified afterwards.
-  /// Returns the norm before clipping, and whether the optimizer updated the parameters. On a GPU
-  /// without scaling, a skipped update also returns true: the CPU does not wait for the norm.
-  /// Throws Error, before anything is changed, if the optimizer updates a parameter with a gradient
-  /// that is not among `parameters`. `before_step` is called with the norm before the optimizer
-  /// steps, but not if the step is skipped. If `before_step` throws, the parameters are unchanged.
+  /// Clips the gradients and calls optimizer.step(). Returns the norm before clipping, and whether
+  /// the optimizer stepped (on a GPU without scaling: always true). Gradient values are unspecified
+  /// afterwards. `before_step` is called with the norm before an update that is not skipped; if
+  /// `before_step` throws, parameters are unchanged. Throws Error, before any change, if the
+  /// optimizer updates a parameter with a gradient that `parameters` does not contain.
   std::pair<at::Tensor, bool> clip_and_step(
       Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
       const std::function<void(const at::Tensor& norm)>& before_step = {});

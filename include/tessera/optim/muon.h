@@ -37,19 +37,15 @@ struct MuonOptions {
 };
 
 /// Muon (Jordan et al. 2024): the update of a matrix is the orthogonal matrix nearest to its
-/// momentum, approximated by five Newton-Schulz steps. Use Muon for the matrices of hidden layers,
-/// and AdamW for embeddings, the head, norms and biases (see split_for_muon and OptimizerList).
-/// Like torch.optim.Muon, but for any sharding on any mesh, with the same result as one process.
-///
-/// Each matrix is assigned to one rank of its mesh. So each matrix is orthogonalised only once,
-/// even if the matrix has replicas, and the work is balanced. One all-to-all sends each
-/// matrix, in compute_dtype, to its rank; a second all-to-all returns the shards. State:
+/// momentum, by Newton-Schulz steps. For the matrices of hidden layers; use AdamW for other
+/// parameters (split_for_muon, OptimizerList). Like torch.optim.Muon, but for any sharding. State:
 /// "momentum_buffer".
 ///
-/// step(): collective over the meshes of distributed matrices that require a gradient. If a matrix
-/// has a gradient on some ranks only, the gradients of the other ranks are treated as zeros. The
-/// ranks exchange one byte for each matrix, between CPUs, to detect such matrices. A matrix without
-/// a gradient on every rank is skipped. Thread safety: one thread at a time.
+/// One rank orthogonalises each matrix. An all-to-all sends matrices in compute_dtype to these
+/// ranks, and a second all-to-all returns the shards. step() is collective over the meshes of
+/// distributed matrices that require a gradient. A matrix without a gradient on every rank is
+/// skipped. Gradients that are missing only on some ranks count as zeros. Thread safety: one thread
+/// at a time.
 class Muon : public GroupedOptimizer<MuonOptions> {
  public:
   /// The constructor throws Error for invalid options and for parameters that are not 2-D.
@@ -75,11 +71,9 @@ class Muon : public GroupedOptimizer<MuonOptions> {
 struct MuonSplit {
   std::vector<nn::SlotPtr> matrices, rest;
 };
-/// Splits the parameters of a model. MuonSplit::matrices has the 2-D parameters of the model,
-/// except the weights of embeddings, parameters tied to an embedding, and parameters whose FQN
-/// matches one of the patterns `rest`, such as {"lm_head.weight"} (nn::matches_fqn). The stacked
-/// weights of experts are 3-D and therefore in MuonSplit::rest. Throws Error for a pattern that
-/// matches no parameter.
+/// Splits a model's parameters into 2-D `matrices` and `rest`. Weights of embeddings, parameters
+/// tied to embeddings, and FQNs that match `rest`, such as {"lm_head.weight"}, go to
+/// MuonSplit::rest, as do 3-D weights of experts. Throws Error for a pattern without a match.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest);
 
 }  // namespace tessera::optim

@@ -17,8 +17,8 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// A tensor of an optimizer's state, such as "exp_avg", for the parameter in `slot`. Shares memory
-/// with the optimizer. Has the sizes and the layout of the parameter; a counter is plain and 0-d.
+/// A state tensor of an optimizer, such as "exp_avg", for the parameter in `slot`. Has the
+/// parameter's sizes and layout; a counter is plain and 0-d. Shares memory with the optimizer.
 struct StateTensor {
   nn::SlotPtr slot;
   std::string name;
@@ -27,27 +27,25 @@ struct StateTensor {
 
 struct GradientFactor;
 
-/// The interface of an optimizer that training loops use. An optimizer refers to parameter slots
-/// (nn::ParameterSlot) instead of tensors, so it can be made before or after tensor parallelism and
-/// FSDP are applied. Thread safety: one thread at a time. To write an optimizer, see
-/// GroupedOptimizer in slot_optimizer.h.
+/// The interface of optimizers. An optimizer refers to parameter slots (nn::ParameterSlot), and can
+/// be made before or after tensor parallelism and FSDP are applied. To write an optimizer, see
+/// GroupedOptimizer. Thread safety: one thread at a time.
 class Optimizer : tessera::detail::NoCopy {
  public:
   virtual ~Optimizer() = default;
 
-  /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`
-  /// (for example 1 / scale of a GradScaler), in the dtype of the update: fp32 for parameters of a
-  /// narrower dtype. The gradients' values are unspecified afterwards: call zero_grad(). The first
-  /// step checks that ranks with copies of a parameter have equal gradients, to find missing
-  /// reductions: for example, a parameter on mesh["tp"] of a mesh (dp, tp) without FSDP over dp.
-  /// The check is collective over the root meshes of distributed parameters, and throws Error if
-  /// gradients differ. With TESSERA_DEBUG=1 every step has the check.
+  /// Updates the parameters from their gradients. Gradients are multiplied by `gradient_factor` (1
+  /// / scale of a GradScaler) in the dtype of the update, at least fp32. Gradient values are
+  /// unspecified afterwards: call zero_grad().
+  ///
+  /// The first step (with TESSERA_DEBUG=1, every step) checks that gradients of copies are equal,
+  /// and throws Error otherwise. The check is collective over the root meshes of distributed
+  /// parameters.
   void step(double gradient_factor = 1.0);
-  /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
-  /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to the dtype of the
-  /// gradient, as in clip_grad_norm_(). The CPU does not wait for the factor. If the factor is NaN
-  /// or infinite, parameters on a CPU and their state do not change. On a GPU, this is guaranteed
-  /// only for fp32 parameters of AdamW. An Ema still updates its averages.
+  /// Like step() with a number, but the factor is a plain 0-d device tensor, equal on every rank,
+  /// such as ClipFactor::factor. The CPU does not wait. Scaled gradients are rounded to their
+  /// dtype. If the factor is NaN or infinite, parameters on a CPU and their state are unchanged. On
+  /// a GPU, only fp32 parameters of AdamW are. An Ema still updates its averages.
   void step(const at::Tensor& gradient_factor);
   /// Clears the gradients, including the gradients that FSDP has accumulated but not reduced. Not
   /// collective.
@@ -57,9 +55,8 @@ class Optimizer : tessera::detail::NoCopy {
   /// Sets the learning rate of each group to `factor` times the lr in the group's options; for
   /// example with LrSchedule::factor().
   virtual void scale_lr(double factor) = 0;
-  /// Returns the optimizer state, for a checkpoint to save or to load into. Missing state is
-  /// created as zeros. Frozen parameters have no state. Not collective. Throws Error for
-  /// uninitialized parameters.
+  /// Returns the optimizer state, to save or to load into. Missing state is created as zeros.
+  /// Frozen parameters have no state. Not collective. Throws Error for uninitialized parameters.
   virtual std::vector<StateTensor> state() = 0;
 
  private:
@@ -69,21 +66,19 @@ class Optimizer : tessera::detail::NoCopy {
   bool compared_ = false;
 };
 
-/// Returns the state tensors of an optimizer, with names that begin with the FQN of the parameter:
-/// "model.norm.weight.exp_avg". Not collective. Throws Error if the optimizer has a parameter that
-/// is not in `module` or below it.
+/// Returns the state tensors of an optimizer, with FQNs: "model.norm.weight.exp_avg". Not
+/// collective. Throws Error if the optimizer has a parameter that is not in `module` or below.
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module);
 
 /// Returns the parameter slots (nn::ParameterSlot) of `module` and of all its submodules.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module);
 
-/// Combines several optimizers, each with its own parameters:
+/// Combines several optimizers with different parameters. step() calls the optimizers in order.
 ///   const optim::MuonSplit split = optim::split_for_muon(model, {"lm_head.weight"});
 ///   optim::OptimizerList optimizer(
 ///       {std::make_shared<optim::Muon>(split.matrices, optim::MuonOptions{.lr = 0.02}),
 ///        std::make_shared<optim::AdamW>(split.rest, optim::AdamWOptions{.lr = 3e-4})});
-/// step() calls step() of the optimizers in the given order.
 class OptimizerList : public Optimizer {
  public:
   /// The constructor throws Error for a parameter that two optimizers update, and for a null
@@ -101,13 +96,10 @@ class OptimizerList : public Optimizer {
   std::vector<nn::SlotPtr> parameters_;
 };
 
-/// An optimizer that also maintains an exponential moving average of the trainable parameters
-/// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
-/// parameter. The average starts with the parameters before the first step, or with the averages of
-/// a loaded checkpoint. Each rank stores the average of its local shards, in fp32 for shards of a
-/// narrower dtype. The average is part of the optimizer state, under the name "ema". Checkpoints
-/// therefore save the average, and a resumed run continues with the saved average. Ema does not
-/// communicate.
+/// An optimizer with an exponential moving average of the trainable parameters (Polyak & Juditsky
+/// 1992). After each step of `inner`, average = decay * average + (1 - decay) * parameter. The
+/// first average is the parameters before the first step. Averages are local, at least fp32, and
+/// saved as optimizer state "ema". Ema does not communicate.
 class Ema final : public Optimizer {
  public:
   /// The constructor throws Error unless 0 <= decay < 1, and for a null optimizer.
@@ -117,10 +109,9 @@ class Ema final : public Optimizer {
   void scale_lr(double factor) override { inner_->scale_lr(factor); }
   std::vector<StateTensor> state() override;
 
-  /// Exchanges the parameters with their averages, for evaluation or an export. A second call
-  /// restores the parameters. Between the two calls, step() and state() throw Error. Must not be
-  /// called between a forward and its backward. Not collective. Throws Error, before anything is
-  /// changed, for parameters narrower than fp32, because the averages would be rounded.
+  /// Exchanges the parameters with their averages, for evaluation or export; a second call restores
+  /// the parameters. Until then, step() and state() throw Error. Not between a forward and its
+  /// backward. Not collective. Throws Error, before any change, for parameters narrower than fp32.
   void swap();
 
  private:
@@ -155,24 +146,22 @@ struct LrScheduleOptions {
   double min_factor = 0;  ///< final learning rate, as a fraction of the full rate
 };
 
-/// Computes the factor of the learning rate at each step, for Optimizer::scale_lr, by the formulas
-/// of torchtitan. At step s (from 0) of N, with W steps of warm-up:
-///   s < W:   (s + 1) / W, which is never 0
+/// Computes the learning rate's factor at each step, for Optimizer::scale_lr, by torchtitan's
+/// formulas. At step s (from 0) of N, with W steps of warm-up:
+///   s < W:   (s + 1) / W
 ///   s >= W:  min_factor + (1 - min_factor) f, where f for p = (s - W) / (N - W) is
 ///     constant: 1        linear: 1 - p        cosine: (1 + cos(pi p)) / 2
 ///     wsd (warm-up, stable, decay; Hu et al. 2024): 1, but (N - s) / D in the last D steps
-///   For wsd, D = round(decay_ratio N). A D above N - W is reduced to N - W, with a warning.
-/// So steps W - 1 and W have the full rate, and the last step's rate is not 0. Hugging Face's
-/// schedules are the same from step W on. Their warm-up is s / W, so that the first step changes
-/// nothing.
+/// For wsd, D = round(decay_ratio N), at most N - W (with a warning). The last step's rate is not
+/// 0. Hugging Face's schedules differ only in the warm-up, s / W.
 class LrSchedule {
  public:
   /// Throws Error for negative steps and for fractions outside [0, 1]. A warm-up of `steps` or more
   /// is allowed: the run then ends within the warm-up.
   explicit LrSchedule(const LrScheduleOptions& options);
-  /// Returns the factor at a step. After the run (from step N on) the factor is min_factor, or 1
-  /// for a constant schedule; but a warm-up longer than the run continues. Throws Error for a step
-  /// below 0, and for a schedule that is not constant if LrScheduleOptions::steps is 0.
+  /// Returns the factor at a step. After a finished warm-up, the factor from step N on is
+  /// min_factor, or 1 for a constant schedule. Throws Error for a step below 0. Throws Error
+  /// without LrScheduleOptions::steps, except for a constant schedule.
   double factor(std::int64_t step) const;
 
  private:

@@ -34,39 +34,34 @@ struct Batch {
   /// For each tensor, the index of its parameter in Optimizer::parameters(). If a tensor consists
   /// of adjacent shards of several parameters, the index of the first of these parameters.
   std::vector<std::size_t> shards = {};
-  /// Used if takes_gradient_factor() is true: update_batch() multiplies the gradients by this
-  /// factor. Plain, 0-d fp64, on the device of the batch; undefined means 1. If the factor is NaN
-  /// or infinite, update_batch() must change nothing: the step is skipped and not counted.
+  /// For optimizers with takes_gradient_factor(): the factor for the gradients in update_batch().
+  /// Plain, 0-d fp64, on the batch's device; undefined means 1. For a NaN or infinite factor,
+  /// update_batch() must change nothing, and the step is not counted.
   at::Tensor gradient_factor = {};
 };
 
-/// Base class of optimizers with state for local shards. A step checks the local shard and gradient
-/// of each parameter, creates missing state, joins shards that are adjacent in memory, sorts the
-/// shards into batches by dtype and device, and calls update_batch() for each batch. A parameter's
-/// state is created in its first step, in fp32 if the parameter is narrower. FSDP makes the shards
-/// of a unit adjacent in memory, and the optimizer makes the states of these shards adjacent, too.
-///
-/// Derive from GroupedOptimizer<Options>, which adds groups with options.
+/// Base class of optimizers with state for local shards; derive from GroupedOptimizer<Options>. A
+/// step checks shards and gradients, creates missing state (at least fp32) and calls update_batch()
+/// for each batch of one dtype and device. Shards that are adjacent in memory are joined, and their
+/// states are adjacent, too.
 class SlotOptimizer : public Optimizer {
  public:
   const std::vector<nn::SlotPtr>& parameters() const final { return parameters_; }
   std::vector<StateTensor> state() final;
 
  protected:
-  /// `groups`: the parameters of each group. `state_names`: names of the state tensors (with the
-  /// shard's sizes). `counts_steps`: whether the state also has a counter "step". Throws Error for
-  /// a parameter in two groups, for a null pointer, and if there are no parameters. Parameters that
-  /// a group has twice (tied weights) count once.
+  /// `groups`: the parameters of each group. `state_names`: state tensors with the shard's sizes.
+  /// `counts_steps`: whether the state has a counter "step". Throws Error for a parameter in two
+  /// groups, a null pointer, or no parameters. Tied parameters of one group count once.
   SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups, std::vector<std::string> state_names,
                 bool counts_steps);
 
   /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
-  /// of the dtype of the update. Parameters narrower than fp32 are converted to fp32 in small
-  /// groups, and their new values are rounded afterwards. Complex tensors are passed as real
-  /// tensors with a last dimension for real and imaginary parts (at::view_as_real). Gradients are
-  /// already multiplied by the factor of step(), unless takes_gradient_factor() returned true.
-  /// update_batch() may overwrite gradients. Ranks call update_batch() with different shards, and
-  /// not equally often. update_batch() must therefore not communicate. If update_batch() throws,
+  /// of the dtype of the update, at least fp32. Complex tensors are passed by at::view_as_real.
+  /// Gradients are already multiplied by the factor of step(), unless takes_gradient_factor() is
+  /// true; gradients may be overwritten.
+  ///
+  /// Must not communicate: ranks call update_batch() unequally often. If update_batch() throws,
   /// step() throws on this rank only, and earlier batches remain updated.
   virtual void update_batch(const Batch& batch, std::size_t group);
   /// Whether update_batch() multiplies the gradients of `batch` by Batch::gradient_factor. By
@@ -80,16 +75,16 @@ class SlotOptimizer : public Optimizer {
 
   /// Whether shards that are adjacent in memory may form one tensor of a batch.
   virtual bool joins_shards(std::size_t /*group*/) const { return true; }
-  /// Updates all shards of a step, after all checks; by default calls update_batch() for each
-  /// batch. Override update_shards() in an optimizer that needs whole tensors, such as Muon. If
-  /// update_shards() communicates, step() is collective.
+  /// Updates all shards of a step, by default with update_batch(). Override update_shards() in an
+  /// optimizer of whole tensors, such as Muon. If update_shards() communicates, step() is
+  /// collective.
   virtual void update_shards(const std::vector<ShardUpdate>& shards, const GradientFactor& factor);
   /// Multiplies the gradients of the shards in place by a 0-d tensor on a device.
   static void scale_gradients(const std::vector<ShardUpdate>& shards, const at::Tensor& factor);
   /// Whether a step includes `parameter` even without a gradient, for collective updates (Muon).
   virtual bool updates_without_gradient(const at::Tensor& /*parameter*/) const { return false; }
-  /// Returns the dtype of the optimizer state for a local shard of `group`. By default the dtype is
-  /// fp32 if the shard is narrower than fp32, otherwise the shard's dtype.
+  /// Returns the dtype of the state for a local shard of `group`. Default: the shard's dtype, at
+  /// least fp32.
   virtual c10::ScalarType state_dtype(std::size_t group, c10::ScalarType parameter) const;
 
   /// The optimizer state of one local shard.
@@ -97,8 +92,8 @@ class SlotOptimizer : public Optimizer {
     std::vector<at::Tensor> tensors;  ///< state tensors of the shard, one for each state name
     /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
     at::Tensor step;
-    /// A hash of the counter's last value on the CPU and of the calls of step() since then. Equal
-    /// hashes show that two counters are equal, without a copy from the device.
+    /// A hash of the counter's last value on the CPU and of the later calls of step(). Equal hashes
+    /// show equal counters without a copy from the device.
     std::uint64_t history = 0;
     std::uint32_t writes = 0;  ///< number of writes to `step` when `history` was set
   };
@@ -139,8 +134,8 @@ class SlotOptimizer : public Optimizer {
 using BatchedOptimizer
     [[deprecated("leave it out: GroupedOptimizer<Options> updates in batches")]] = SlotOptimizer;
 
-/// SlotOptimizer with options for each group; Options needs a member `lr`. Example of a
-/// user-defined optimizer (compiled and run by OptimizerExample in tests/optim/optimizer_test.cpp):
+/// SlotOptimizer with options for each group; Options needs a member `lr`. Example (compiled in
+/// tests/optim/optimizer_test.cpp):
 ///
 ///   struct SignSgdOptions { double lr = 1e-3; };
 ///

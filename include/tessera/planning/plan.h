@@ -49,14 +49,12 @@ struct PlanOptions {
   /// A function that returns advice on how to reduce memory of a MemoryKind, for a run that does
   /// not fit. If the function is empty, the advice is general.
   std::function<std::string(observe::MemoryKind)> remedy{};
-  /// Returns numbers that determine tensor sizes on the rank at `coordinate`, besides shard sizes:
-  /// for example its number of samples, or the length of its part of a sequence. Ranks with equal
-  /// numbers and equal shard sizes form a RankKind. If the function is empty, plan_run() also plans
-  /// the last rank of each RankKind, and throws Error if the plans of the first and the last rank
-  /// differ.
+  /// Returns numbers that determine tensor sizes on the rank at `coordinate`, such as its number of
+  /// samples. Ranks with equal numbers and equal shard sizes form a RankKind. If empty, plan_run()
+  /// also plans the last rank of each RankKind, and throws Error if the two plans differ.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
-  /// The results of operators whose result sizes depend on the values of inputs, by operator name.
-  /// For experts that get equal numbers of tokens:
+  /// Results of operators whose result sizes depend on values, by operator name. For balanced
+  /// experts:
   ///   {{"aten::nonzero", [](const kernels::FakeCall& call) -> std::vector<at::Tensor> {
   ///     return {at::arange(call.inputs[0].size(0) / kExperts).unsqueeze(1)};
   ///   }}}
@@ -90,9 +88,9 @@ struct RunPlan {
   bool fits() const;
 };
 
-/// Estimates memory and time of a run's second step. Runs the steps of one rank of each RankKind in
-/// a comm::fake_world and a kernels::FakeMode, without real memory. A process may run only one call
-/// at a time. Throws Error for more than 2^24 ranks, and the errors of `make` and of the step.
+/// Estimates memory and time of a run's second step, for one rank of each RankKind, without real
+/// memory. Only one call at a time per process. Throws Error for more than 2^24 ranks, and the
+/// exceptions of `make` and of the step.
 RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options);
 
 namespace detail {
@@ -111,9 +109,8 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,
 }  // namespace detail
 
 /// Calls plan_run() for a model and its training step. `factory(mesh)` creates the model on the
-/// meta device (nn::MetaDevice), parallelizes it and returns a std::shared_ptr. `step(model,
-/// optimizer, mesh)` runs one step: forward, loss, backward, clipping, the optimizer's step and
-/// zero_grad(). During planning, tensors have sizes but no values.
+/// meta device, parallelizes it and returns a std::shared_ptr. `step(model, optimizer, mesh)` runs
+/// a whole step, including the update and zero_grad(). Tensors have sizes but no values.
 ///
 ///   const MeshShape mesh({2, 2}, {"dp", "tp"});
 ///   const planning::PlanOptions options{.machine = planning::machine_of("h100")};

@@ -14,28 +14,23 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// Applies a tensor-parallel plan on a 1-D mesh. Call parallelize_module() before fully_shard. Like
-/// PyTorch's parallelize_module.
-///
-/// Parameters become distributed with the placements of their styles. Parameters without a style
-/// become Replicate(), except parameters that differ on each rank, such as experts
-/// (ParameterSlot::set_distinct_along). Several styles may add hooks to a module, but only one
-/// style may place the module's parameters.
-///
-/// In the forward of `module` a tensor is either distributed, or plain and the same on every rank
-/// of `mesh`. An operator that combines plain and distributed tensors treats the plain tensors as
-/// replicated. The gradient of a plain tensor is plain and complete. The gradient of a parameter
-/// has the placement of the parameter. Hooks and autograd::grad get complete gradients.
-///
-/// Not collective: every rank must have the complete parameters, of which it stores only its shard.
-/// In the first forward the ranks compare the replicated parameters and the plain inputs. Throws
-/// Error, before anything is changed, for a pattern that matches no module, or that matches in only
-/// some of several layers of one class (in layers.0, but not in layers.1); for a style that cannot
-/// be applied to a module; for a number of heads that the number of ranks does not divide; and for
-/// a parameter that is already distributed.
+/// Applies a tensor-parallel plan on a 1-D mesh, like PyTorch's parallelize_module. Call before
+/// fully_shard:
 ///
 ///   parallelize_module(model, mesh["tp"], {{"layers.*.mlp.up_proj", colwise_parallel()},
 ///                                          {"layers.*.mlp.down_proj", rowwise_parallel()}});
+///
+/// Parameters become distributed with the placements of their styles. Parameters without a style
+/// become Replicate(), except parameters that differ on each rank
+/// (ParameterSlot::set_distinct_along). In the forward of `module`, plain tensors must be equal on
+/// every rank. The gradient of a plain tensor is plain and complete. The gradient of a parameter
+/// has the parameter's placement.
+///
+/// Not collective: every rank must have the complete parameters. In the first forward the ranks
+/// compare replicated parameters and plain inputs. Throws Error, before any change, for a pattern
+/// that matches no module, or matches in only some layers of one class. Throws Error for an
+/// unsuitable style, and if two styles place one module's parameters. Throws Error for a
+/// distributed parameter, and if the number of ranks does not divide the number of heads.
 void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
                         const ParallelizePlan& plan);
 
@@ -47,8 +42,7 @@ struct DeclaredPlanOptions {
   bool regather = true;       ///< whether backward gathers the inputs of blocks again
 };
 
-/// Interface of a module class that declares a tensor-parallel plan for the module and its
-/// submodules:
+/// Interface of a module class that declares a tensor-parallel plan for its modules:
 ///
 ///   class Mlp : public nn::Module<Mlp>, public tensor_parallel::DeclaresPlan {
 ///     tensor_parallel::ParallelizePlan tensor_parallel_plan(
@@ -62,17 +56,15 @@ struct DeclaredPlanOptions {
 class DeclaresPlan {
  public:
   virtual ~DeclaresPlan() = default;
-  /// Returns the tensor-parallel plan for this module on a 1-D mesh, with patterns relative to the
-  /// module. Throws Error if the module's parameters cannot be sharded over the mesh. Not
-  /// collective.
+  /// Returns this module's tensor-parallel plan on a 1-D mesh, with patterns relative to this
+  /// module. Not collective. Throws Error if the parameters cannot be sharded over the mesh.
   virtual ParallelizePlan tensor_parallel_plan(const DeviceMesh& mesh,
                                                const DeclaredPlanOptions& options) const = 0;
 };
 
-/// Returns the plan that `module` declares (DeclaresPlan). If `module` declares none, returns the
-/// plans of the outermost submodules that declare a plan; their FQNs become prefixes of the
-/// patterns. Not collective. Throws Error if no module declares a plan, and the Errors of
-/// tensor_parallel_plan().
+/// Returns the plan that `module` declares or, without one, the plans of its outermost submodules
+/// with a plan, with FQN prefixes. Not collective. Throws Error if no module declares a plan, and
+/// the Errors of tensor_parallel_plan().
 ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& mesh,
                               const DeclaredPlanOptions& options = {});
 
@@ -93,15 +85,13 @@ struct BlockPlanOptions {
   bool replicate_kv_heads = false;
 };
 
-// Functions that return the plan entries for one block, as in Megatron-LM (Shoeybi et al. 2019):
-// the first Linears are column-wise, and the last Linear is row-wise. Forward and backward of a
-// block each need one all-reduce or, with sequence parallelism, one all-gather and one
-// reduce-scatter. `fqn`: the FQN of the block, or a pattern such as "layers.*.attn".
-// parallelize_module() throws Error if the number of ranks does not divide the number of heads.
-// Features that do not belong to heads may be split unevenly.
+// Functions that return the plan entries of one block, as in Megatron-LM (Shoeybi et al. 2019):
+// column-wise first Linears, a row-wise last Linear. Forward and backward each need one all-reduce,
+// with sequence parallelism one all-gather and one reduce-scatter. `fqn`: the block's FQN or a
+// pattern. The number of ranks must divide the number of heads.
 
-/// Returns the row-wise plan of an nn::Embedding: the vocabulary is sharded. The input of the
-/// embedding must be the same on all ranks; the input options of `block` are not used.
+/// Returns the row-wise plan of an nn::Embedding: the vocabulary is sharded. The embedding's input
+/// must be equal on all ranks; the input options of `block` are not used.
 ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& options = {});
 /// Returns the plan of an nn::Attention with the options `block`. Throws Error for options that an
 /// nn::Attention cannot use, and for replicate_kv_heads together with fused_qkv.
@@ -113,10 +103,9 @@ ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names =
 /// Returns the tensor-parallel plan of an nn::GeluMlp with the module names `names`.
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names = {},
                               const BlockPlanOptions& options = {});
-/// Returns the tensor-parallel plan of an nn::MixtureOfExperts with the options `block`: each rank
-/// computes the router and the experts for its shard of the tokens, and the shared expert is
-/// sharded like an nn::SwiGlu. The experts' weights get their layout from
-/// nn::apply_expert_parallel(), with a mesh whose last dimension is the tensor-parallel dimension.
+/// Returns the plan of an nn::MixtureOfExperts with options `block`. Each rank computes its shard
+/// of the tokens; the shared expert is sharded like an nn::SwiGlu. nn::apply_expert_parallel()
+/// places the experts' weights; the mesh's last dimension must be the tensor-parallel dimension.
 ParallelizePlan experts_plan(const std::string& fqn, const nn::ExpertsOptions& block,
                              const BlockPlanOptions& options = {});
 /// Joins the entries of all `plans`, in order, into one plan.

@@ -17,20 +17,16 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// A ParallelStyle says how tensor parallelism changes one module: the placements of the module's
-/// parameters, and the redistribution of its inputs and outputs. A style object is immutable; many
-/// modules, meshes and threads can share one object.
-///
-/// Derive from this class for a user-defined style (docs/modules/your_own_module.md).
+/// Says how tensor parallelism changes one module: placements of parameters, and redistribution of
+/// inputs and outputs. Immutable: many modules, meshes and threads can share one object. Derive
+/// from this class for your own style (docs/modules/your_own_module.md).
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;
   /// The style's name for messages, such as "colwise_parallel".
   virtual std::string name() const = 0;
-  /// Returns placements for parameters of `module` and its submodules; an empty list if the style
-  /// places no parameters. If a submodule's own plan entry also places a parameter, the submodule's
-  /// entry takes precedence. Does not change the module. Throws Error for a module to which the
-  /// style cannot be applied.
+  /// Returns placements for parameters in and below `module`, or an empty list. A submodule's own
+  /// plan entry takes precedence. Does not change `module`. Throws Error for an unsuitable module.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
   /// Throws Error if `module` cannot be sharded over `mesh`. Does not change the module. Called
@@ -42,9 +38,8 @@ class ParallelStyle {
   /// Adds the hooks to `module`, after its parameters were distributed with the placements from
   /// parameters().
   virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
-  /// Whether the style needs the hooks of apply(). Only styles without hooks can be applied to a
-  /// module inside an nn::Hooked, because such a module runs no hooks. For this module apply() is
-  /// not called; the module's operators redistribute their arguments instead.
+  /// Whether the style needs the hooks of apply(). A module inside an nn::Hooked runs no hooks, so
+  /// only styles without hooks can be applied to such a module. apply() is then not called.
   virtual bool adds_hooks() const { return true; }
 };
 /// A pointer to a style, which several entries of a plan can share.
@@ -55,26 +50,21 @@ using StylePtr = std::shared_ptr<const ParallelStyle>;
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
 // Styles and options have PyTorch's names. Two defaults differ: use_local_output, and the meaning
-// of a plain input (docs/tensor_parallel.md). Options that several styles have:
-// * input_layouts: the placement of forward's first argument if it is plain. Replicate (the
-//   default): the argument is the same on every rank. Another placement: the argument is this
-//   rank's part of a tensor with this placement. A distributed argument has its own placement.
+// of a plain input (docs/tensor_parallel.md). Options of several styles:
+// * input_layouts: the placement of forward's first argument if the argument is plain. Replicate
+//   (the
+//   default): equal on every rank. Otherwise: this rank's part of a tensor with this placement.
 // * output_layouts: the placement of the first tensor in forward's result.
-// * regather: only the shard of a split input is saved, and backward gathers the input again, once
-//   for all matrix products of this input (Korthikanti et al. 2022). For nn::Linear and
-//   nn::FusedLinear with a column-wise style. The option must be set in the style that gathers and
-//   in the styles of the Linears; otherwise the gathered input is saved for backward. With
-//   activation checkpointing, the recomputation gathers the input, and backward uses this copy.
-//   Backward with create_graph throws Error.
-// * use_local_output: the result is the plain local tensor instead of the distributed tensor. For a
-//   sharded result this is the rank's shard (docs/tensor_parallel.md, "Local parts").
+// * regather: backward gathers a split input again, so that only the shard is saved (Korthikanti et
+//   al. 2022). For nn::Linear and nn::FusedLinear with a column-wise style. Set the option in the
+//   style that gathers and in the styles of the Linears. Backward with create_graph throws Error.
+// * use_local_output: the result is the plain local tensor: of a sharded result, the rank's shard.
 //   Redistribution is collective over the mesh and differentiable.
 
-/// Options of colwise_parallel(), for Linear and Embedding. The style shards the output features:
-/// the weight and bias of a Linear are Shard(0), the weight of an Embedding is Shard(1). The input
-/// is replicated first. Each module with this style gathers a split input separately. If several
-/// projections have the same input, give their parent module prepare_module_input(), which gathers
-/// the input once.
+/// Options of colwise_parallel(), for Linear and Embedding: shards the output features. The weight
+/// and bias of a Linear are Shard(0), the weight of an Embedding is Shard(1). The input is
+/// replicated first. To gather a split input once for several projections, use
+/// prepare_module_input().
 struct ColwiseOptions {
   Placement input_layouts = Replicate{};
   Placement output_layouts = Shard{-1};
@@ -89,12 +79,9 @@ struct ColwiseOptions {
 StylePtr colwise_parallel(ColwiseOptions options = {});
 
 /// Options of replicated_heads_parallel(), for an nn::Linear with fewer heads than ranks, such as
-/// the keys or values of grouped-query attention, where colwise_parallel() would split single
-/// heads. The number of ranks must be a multiple of `heads`. The parameters are replicated. Each
-/// head is computed on (number of ranks) / `heads` consecutive ranks. If colwise_parallel() splits
-/// the queries, these ranks also have the head's queries. The result is Shard(-1): a tensor of
-/// (number of ranks) * (features / heads) features, in which each rank has one head. The gradients
-/// of the parameters are sums over the ranks. Like Megatron-LM with fewer query groups than ranks.
+/// keys or values of grouped-query attention. The number of ranks must be a multiple of `heads`.
+/// Parameters are replicated; their gradients are sums over the ranks. (ranks / heads) consecutive
+/// ranks compute the same head, as in Megatron-LM. The result is Shard(-1): each rank has one head.
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};
@@ -104,12 +91,9 @@ struct ReplicatedHeadsOptions {
 /// (ReplicatedHeadsOptions).
 StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
 
-/// Options of fused_colwise_parallel(), for an nn::FusedLinear, or an nn::Linear whose output
-/// features consist of several equal parts (query, key and value; gate and up). The style shards
-/// each part: the result of a rank is the rank's shard of the first part, followed by the rank's
-/// shard of the second part, and so on. chunk() of the local result therefore returns the rank's
-/// shard of each part. colwise_parallel() would give a rank consecutive features of only one or two
-/// parts. A distributed result is _StridedShard(-1, parts).
+/// Options of fused_colwise_parallel(), for an nn::FusedLinear, or an nn::Linear with several equal
+/// parts (query, key and value; gate and up). Each part is sharded: chunk() of the local result
+/// returns the rank's shard of each part. A distributed result is _StridedShard(-1, parts).
 struct FusedColwiseOptions {
   /// Number of equal parts of an nn::Linear's output features; must be 0 for an nn::FusedLinear.
   std::int64_t parts = 0;
@@ -121,10 +105,9 @@ struct FusedColwiseOptions {
 /// shard_linear(..., segments).
 StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
 
-/// Options of rowwise_parallel(), for Linear and Embedding. For a Linear, the style shards the
-/// input features: the weight is Shard(1), and the bias is replicated and added after the
-/// reduction. For an Embedding, the style shards the vocabulary: the weight is Shard(0), and every
-/// rank looks up all indices.
+/// Options of rowwise_parallel(). For a Linear: shards the input features, weight Shard(1); the
+/// bias is added after the reduction. For an Embedding: shards the vocabulary, weight Shard(0);
+/// every rank looks up all indices.
 struct RowwiseOptions {
   std::optional<Placement> input_layouts{};  ///< placement of a plain input; default: Shard{-1}
   Placement output_layouts = Replicate{};    ///< placement of the result after its reduction
@@ -135,9 +118,8 @@ struct RowwiseOptions {
 /// Creates the row-wise style (RowwiseOptions), which is like PyTorch's RowwiseParallel.
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
-/// Options of sequence_parallel(), for norms and dropout if activations are sharded along the
-/// sequence. Each rank computes its own shard of the tokens. The parameters are replicated. See
-/// Korthikanti et al. 2022.
+/// Options of sequence_parallel(), for norms and dropout with activations sharded along the
+/// sequence (Korthikanti et al. 2022). The parameters are replicated.
 struct SequenceOptions {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;
@@ -146,31 +128,25 @@ struct SequenceOptions {
 /// PyTorch's SequenceParallel.
 StylePtr sequence_parallel(SequenceOptions options = {});
 
-/// Options of replicate_parallel(), which replicates parameters, input and output of a module,
-/// without sequence parallelism. Parameters of submodules are included, unless another entry of the
-/// plan names these modules. Like torchtitan's NoParallel. A split input is gathered. Do not use
-/// this style for a norm over the features of each head, which would gather the heads: give the
-/// norm no style, or sequence_parallel() with the dimension of the heads.
+/// Options of replicate_parallel(): replicates parameters, input and output of a module and its
+/// submodules, like torchtitan's NoParallel. A split input is gathered. For a norm over each head,
+/// use no style, or sequence_parallel() with the dimension of the heads.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
 /// Creates the style that replicates parameters, inputs and outputs (ReplicateOptions).
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
-/// Creates the style that places a module's own parameters as the caller requests. Parameters of
-/// submodules are not changed. Use this style for parameters of a module that is not a layer, such
-/// as a class token, register tokens, position embeddings or a LayerScale, and for a module inside
-/// an nn::Hooked. `placements`: pairs of parameter name and placement, such as {"weight",
-/// Shard{0}}. Parameters that `placements` does not name are replicated. The style does not convert
-/// the module's inputs. The gradients equal those of a run on one rank. parallelize_module throws
-/// Error for a name that the module does not have, and for a module without own parameters. Like
-/// PyTorch's distribute_module with partition_fn.
+/// Creates a style that places a module's own parameters, like PyTorch's distribute_module with
+/// partition_fn. For class tokens, position embeddings, LayerScale, and modules inside an
+/// nn::Hooked. `placements`: pairs such as {"weight", Shard{0}}; other own parameters are
+/// replicated. Inputs are not converted. parallelize_module throws Error for an unknown name, and
+/// for a module without own parameters.
 StylePtr place_parameters(std::vector<std::pair<std::string, Placement>> placements = {});
 
-/// Options of prepare_module_input(), for any module. Entry i of each list is for the i-th tensor
-/// among the arguments of forward: `input_layouts` is the placement of a plain tensor,
-/// `desired_input_layouts` the placement after redistribution. With nullopt the tensor is not
-/// changed.
+/// Options of prepare_module_input(), for any module. Entry i is for the i-th tensor in forward's
+/// arguments; nullopt: unchanged. `input_layouts`: placements of plain tensors.
+/// `desired_input_layouts`: placements after redistribution.
 struct PrepareModuleInputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
@@ -181,10 +157,9 @@ struct PrepareModuleInputOptions {
 /// PyTorch's PrepareModuleInput.
 StylePtr prepare_module_input(PrepareModuleInputOptions options);
 
-/// Options of prepare_module_output(), for any module. Entry i of each list is for the i-th tensor
-/// in the result of forward: `output_layouts` is the placement of a plain tensor,
-/// `desired_output_layouts` the placement after redistribution. With nullopt the tensor is not
-/// changed.
+/// Options of prepare_module_output(), for any module. Entry i is for the i-th tensor in forward's
+/// result; nullopt: unchanged. `output_layouts`: placements of plain tensors.
+/// `desired_output_layouts`: placements after redistribution.
 struct PrepareModuleOutputOptions {
   std::vector<std::optional<Placement>> output_layouts{};
   std::vector<std::optional<Placement>> desired_output_layouts{};
@@ -208,14 +183,13 @@ struct PrepareModuleInputOutputOptions {
 /// (PrepareModuleInputOutputOptions). Like PyTorch's PrepareModuleInputOutput.
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
-/// A function for user-defined parallel styles. Converts `tensor`, an argument or result of
-/// `module`, to a distributed tensor with placement `desired` on the 1-D `mesh`. `layout`: the
-/// placement of a plain tensor. With Replicate the plain tensor is the same on every rank;
-/// otherwise the plain tensor is this rank's shard of a tensor with global sizes `sizes` (default:
-/// the ranks exchange the sizes of their shards). `regather`: whether backward gathers a split
-/// input again, so that the gathered input is not saved. Collective if data or sizes are sent.
-/// Differentiable. Throws Error if `tensor` is undefined or on another mesh, and on all ranks if
-/// the plain tensors are not shards of one tensor.
+/// For user-defined styles: converts `tensor`, an argument or result of `module`, to placement
+/// `desired` on the 1-D `mesh`. `layout`: the placement of a plain tensor, with global sizes
+/// `sizes` (default: the ranks exchange their sizes). `regather`: whether backward gathers a split
+/// input again.
+///
+/// Collective if data or sizes are sent. Differentiable. Throws Error if `tensor` is undefined or
+/// on another mesh. Throws Error on all ranks if the plain tensors are not shards of one tensor.
 at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
                          const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
                          std::optional<std::vector<std::int64_t>> sizes = {},

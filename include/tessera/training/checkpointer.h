@@ -27,15 +27,12 @@ struct RunNames {
   std::string dashes = "";  ///< prefix of an option's name in messages: "--" for flags
 };
 
-/// Throws Error on every rank if the ranks of a job have different options. The message names the
-/// first option that differs, and both values. `own` maps option names to values; an empty value
-/// means that the option is not given. Call check_same_options() before any other collective over
-/// `world`. Collective.
+/// Throws Error on every rank if ranks have different options. `own`: options by name; an empty
+/// value means not given. Call before any other collective over `world`. Collective.
 void check_same_options(comm::World& world, const std::map<std::string, std::string>& own);
 
-/// Returns whether `own` is true on any rank of the mesh; `own` is, for example, the result of
-/// StopSignals::received(). Call stop_requested() after each step. Collective over `mesh`. The CPUs
-/// communicate, so that no rank waits for a GPU.
+/// Returns whether `own`, such as StopSignals::received(), is true on any rank. Call after each
+/// step. Collective over `mesh`, between CPUs: no rank waits for a GPU.
 bool stop_requested(bool own, const DeviceMesh& mesh);
 
 /// Whether a run continues from the newest checkpoint in its folder.
@@ -63,9 +60,8 @@ struct CheckpointOptions {
   RunNames names = {};
 };
 
-/// Manages the saved checkpoints of a run: finds the step to start from, saves steps, and handles
-/// failed saves. Messages name the options "checkpoint", "resume", "resume-step", "initial-load",
-/// "exclude" and "steps".
+/// Manages the checkpoints of a run: finds the step to start from, saves steps, and handles failed
+/// saves. Messages have the command-line names of options ("resume-step").
 ///
 ///   const training::Resume resume = training::Resume::kAuto;
 ///   training::Checkpointer checkpoints(
@@ -86,9 +82,8 @@ class Checkpointer : tessera::detail::NoCopy {
   using Json = nlohmann::json;
 
  public:
-  /// Finds the step to start from. If the folder of the run exists, locks the folder like
-  /// make_folder(). Throws Error if the folder of a new run has steps, if there is no step to
-  /// resume from, and for invalid options.
+  /// Finds the step to start from, and locks an existing folder like make_folder(). Throws Error if
+  /// the folder of a new run has steps, if no step can be resumed, and for invalid options.
   Checkpointer(CheckpointOptions options, comm::WorldPtr world);
   ~Checkpointer();
 
@@ -105,32 +100,29 @@ class Checkpointer : tessera::detail::NoCopy {
   /// Returns the folder in which a step is saved.
   std::filesystem::path folder(std::int64_t step) const;
 
-  /// Creates the folder, and locks the folder for this run until the process ends. Throws Error if
-  /// the folder can't be written, or if another process has locked the folder. Call make_folder()
-  /// on rank 0; not collective.
+  /// Creates the folder, and locks the folder until the process ends. Call on rank 0; not
+  /// collective. Throws Error if the folder can't be written, or if another process has the lock.
   void make_folder();
   /// Returns the JSON object (without tensors) of the checkpoint that load() will load, for checks
   /// before load(). The object includes the `entries` that the program passed to after_step().
   Json peek(const TrainState& state);
-  /// Loads the step into `state`. For a step of this run, also restores the random number state. If
-  /// a step is damaged, load() prints a warning and loads the previous step, unless the options
-  /// name the damaged step. Returns the report of checkpoint::load(). Throws Error if there is no
-  /// complete step, and for a step after the run's last step.
+  /// Loads the step into `state`; for a step of this run, also the random number state. If a step
+  /// that the options do not name is damaged, warns and loads the previous step. Returns the report
+  /// of checkpoint::load(). Throws Error without a complete step, and for a step after the run's
+  /// last step.
   checkpoint::LoadReport load(TrainState& state);
 
   /// Throws the Error that load() throws for a checkpoint of another program; never returns.
   [[noreturn]] void fail_as_foreign() const;
 
-  /// Saves the state after every `every` steps, after the last step, and if the run is `stopped`; a
-  /// stopped run saves without `async`. `entries`: JSON values that the program adds to the
-  /// checkpoint. Returns the seconds that training waited, or nullopt if nothing was saved. Throws
-  /// the error of this save and, with `async`, the error of the previous save. After the last step,
-  /// finish() returns these errors instead.
+  /// Saves the state after every `every` steps, the last step and a stop (then without `async`).
+  /// `entries`: JSON values to add to the checkpoint. Returns the seconds that training waited, or
+  /// nullopt without a save. Throws the errors of this save and, with `async`, of the previous
+  /// save. After the last step, finish() returns these errors instead.
   std::optional<double> after_step(const TrainState& state, const Json& entries = Json::object(),
                                    bool stopped = false);
   /// Waits for the last save, and repeats a failed save once. Returns the error of the second
-  /// attempt, or nullptr. The world must exist until finish() returns. Write the program's other
-  /// results before rethrowing the error.
+  /// attempt, or nullptr. The world must exist until then. Write other results before rethrowing.
   [[nodiscard]] std::exception_ptr finish(const TrainState& state,
                                           const Json& entries = Json::object());
 

@@ -36,14 +36,13 @@ struct TrainState {
 struct StepOptions {
   std::int64_t batch = 1;       ///< number of samples per step, over all ranks
   std::int64_t accumulate = 1;  ///< number of micro-batches, each with a forward and a backward
-  /// How losses of micro-batches are combined. If true, the loss function returns the mean over a
-  /// micro-batch, and the step's loss is the mean of these losses. If false, each loss is already
-  /// divided by the number of tokens of all micro-batches (tensor_parallel::tokens_per_rank), and
-  /// the step's loss is the sum of the losses.
+  /// If true, `loss` returns the mean over a micro-batch, and the step's loss is the mean of these
+  /// losses. If false, losses are already divided by the number of tokens of all micro-batches
+  /// (tensor_parallel::tokens_per_rank), and the step's loss is the sum of these losses.
   bool mean_of_micro_batches = true;
-  /// Whether FSDP reduces gradients after each micro-batch. If false, parameters remain gathered
-  /// and gradients are not reduced until the last micro-batch, so a step has one all-gather and one
-  /// reduction. False requires that reshard_after_forward is false (ZeRO-2).
+  /// Whether FSDP reduces gradients after each micro-batch. If false, a step has one all-gather and
+  /// one reduction; parameters remain gathered. False requires reshard_after_forward = false
+  /// (ZeRO-2).
   bool sync_each_micro_batch = true;
   double max_norm = 1.0;  ///< maximum norm of the gradients; infinity: no clipping
   /// The learning-rate schedule; nullopt: a constant learning rate.
@@ -73,22 +72,19 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 ///   const auto loss = [&](std::int64_t) { return at::mse_loss((*model)(x), y); };
 ///   const training::StepResult result = training::step(state, mesh["dp"], {.batch = 32}, loss);
 ///
-/// `data_mesh`: all mesh dimensions whose ranks have different data. Collective over the model's
-/// meshes. Throws Error on every rank for a NaN or infinite loss or gradient norm (the message
-/// names the parameters). Throws Error for a model without a parameter on `data_mesh`: the model's
-/// gradients would not be reduced. A libtorch exception on one rank becomes an Error on that rank,
-/// with the step, the FSDP unit and the rank.
+/// `data_mesh`: all mesh dimensions whose ranks have different data. The norm is over the
+/// gradients of the model and the optimizer. Collective over the model's meshes. Throws Error on
+/// every rank for a NaN or infinite loss or norm, and for a model without a parameter on
+/// `data_mesh`. A libtorch exception becomes an Error on its rank.
 ///
-/// The norm is over the gradients of all model parameters, and of other parameters that the
-/// optimizer updates. All gradients are cleared, even if step() throws; a step that throws is not
-/// counted. If the loss or the norm is NaN or infinite, parameters on a CPU are unchanged. On a
-/// GPU, where the CPU waits only once per step, parameters are already updated: load a checkpoint.
+/// A step that throws clears all gradients and is not counted. After a NaN or infinite value,
+/// parameters on a CPU are unchanged. On a GPU, parameters may be updated: load a checkpoint.
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 
 /// Returns the mean of a scalar over the ranks of a mesh, in fp32, without gradient. A distributed
-/// scalar is first gathered, by a collective over the scalar's own mesh. Collective over `mesh`.
-/// Throws Error for a tensor with more than one element.
+/// scalar is gathered first. Collective over `mesh`. Throws Error for a tensor with several
+/// elements.
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
 
 /// Measures the time, the communication and the memory of a step.
@@ -123,12 +119,10 @@ class StepMeter {
   comm::TrafficTable before_;
 };
 
-/// Returns the mean loss of held-out batches 0 to `batches` - 1, computed without gradients and
-/// with the model in eval mode; the model's mode is restored afterwards. `loss` returns the loss of
-/// this rank's part of a batch, a plain scalar. `stop` is called after each batch, and must return
-/// the same value on all ranks, like stop_requested(). If `stop` returns true, the result is
-/// nullopt. Collective over `data_mesh` (see step()) and over all ranks with which `loss`
-/// communicates. Throws Error if `batches` is 0.
+/// Returns the mean loss of held-out batches 0 to `batches` - 1, in eval mode and without
+/// gradients. `loss` returns the plain scalar loss of this rank's part of a batch. If `stop`,
+/// called after each batch and equal on all ranks, returns true, the result is nullopt. Collective
+/// over `data_mesh` (see step()) and the meshes of `loss`. Throws Error if `batches` is 0.
 std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
                                std::int64_t batches,
                                const std::function<at::Tensor(std::int64_t batch)>& loss,

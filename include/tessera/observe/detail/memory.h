@@ -44,8 +44,8 @@ struct TensorMemoryOptions {
   std::function<void(const TensorBlock&)> observer{};
 };
 
-/// Starts to count the memory of CPU tensors, like count_tensor_memory() of metrics.h, but with
-/// options. A second call changes the options. Must not be called while other threads use tensors.
+/// Like count_tensor_memory() of metrics.h, but with options. A second call changes the options.
+/// Not while other threads use tensors.
 void count_tensor_memory(TensorMemoryOptions options);
 /// Returns the number of bytes in all allocated blocks of memory; nullopt before
 /// count_tensor_memory() was called.
@@ -82,8 +82,8 @@ bool is_state(MemoryKind kind);
 /// Numbers of bytes, indexed by MemoryKind.
 using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 
-/// The highest memory use in a moment of a step, over all micro-batches. A moment is a named
-/// section of a step: for example, the backward of one FSDP unit.
+/// The highest memory use in a moment, over all micro-batches. A moment is a named section of a
+/// step, for example the backward of an FSDP unit.
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
@@ -101,32 +101,31 @@ struct StepMemory {
   std::vector<MomentMemory> moments;
 };
 
-/// Records the memory of CPU tensors in a process with a single rank, while the MemoryLog exists.
-/// Only one MemoryLog may exist at a time. Create the MemoryLog on the thread that runs the steps,
-/// before the model and before FSDP creates its streams (see memory_lanes()).
+/// Records the memory of CPU tensors in a process with a single rank. At most one MemoryLog may
+/// exist. Create the MemoryLog on the thread that runs the steps, before the model and the streams
+/// of FSDP.
 class MemoryLog final : tessera::detail::NoCopy {
  public:
   /// Counts tensor memory with `options`. The observer in `options` is not used.
   explicit MemoryLog(TensorMemoryOptions options);
   ~MemoryLog();
 
-  /// Begins to record a step and discards the records of an earlier step. `where` is called at each
-  /// allocation and returns the name of the current moment; "" stands for the current MemoryPhase.
-  /// StepMemory::moments is filled only if `moments` is true.
+  /// Begins to record a step and discards earlier records. Each allocation calls `where` for the
+  /// name of the current moment; "" stands for the MemoryPhase. `moments`: whether to fill
+  /// StepMemory::moments.
   void begin_step(std::function<std::string()> where, bool moments = false);
   /// Returns the phase of the run (MemoryPhase) at the last allocation.
   MemoryPhase phase() const { return phase_; }
-  /// Wraps `lanes`, the simulated streams of FSDP, in an object that forwards all calls and tells
-  /// the MemoryLog the stream (comm::Lane) of each allocation. Pass the object to
-  /// comm::set_host_streams(). The MemoryLog must outlive the object.
+  /// Returns a wrapper of `lanes`, FSDP's simulated streams, for comm::set_host_streams(). The
+  /// wrapper tells the MemoryLog the stream of each allocation. The MemoryLog must outlive the
+  /// wrapper.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
   /// Marks a CPU tensor as a parameter, in the counts by MemoryKind. Call assign_parameter() for
   /// all parameters.
   void assign_parameter(const at::Tensor& tensor);
 
-  /// Returns the memory use of the step that began last; this step must have ended. With `on_host`,
-  /// shards, gradients and optimizer state are offloaded to CPU memory and do not count towards the
-  /// peak.
+  /// Returns the memory use of the last step, after its end. `on_host`: whether FSDP offloads
+  /// shards, gradients and optimizer state, so that their memory does not count towards the peak.
   StepMemory use(bool on_host) const;
 
  private:

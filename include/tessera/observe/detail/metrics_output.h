@@ -28,8 +28,8 @@ std::string bytes_text(double bytes);
 /// second and rank, as in torchtitan; an unknown "mfu" is N/A.
 std::string titan_line(const StepMetrics& metrics, int world_size);
 
-/// Writes metrics to a JSONL file, one line per step, flushed after each line. Creates a missing
-/// folder. For use by one thread of one rank. Throws Error if the file can't be written.
+/// Writes metrics to a JSONL file, one flushed line per step. Creates a missing folder. For one
+/// thread of one rank. Throws Error if the file can't be written.
 class MetricsWriter {
  public:
   /// Opens the JSONL file. Retains the records of an existing file up to step `resumed`. Removes
@@ -43,11 +43,9 @@ class MetricsWriter {
   std::ofstream out_;
 };
 
-/// Returns the metrics of a step under torchtitan's tags: loss_metrics/global_avg_loss, grad_norm,
-/// lr, throughput(tps) per rank, tflops, mfu(%), time_metrics/end_to_end(s), data_loading(s) and
-/// data_loading(%), memory/max_active and max_reserved in GiB and %, validation_metrics/loss.
-/// Additional tags are memory/max_resident on a CPU, and loss_scale with loss scaling. Unknown
-/// values are omitted. `device_type` is "cpu" or "cuda".
+/// Returns the metrics of a step under torchtitan's tags, such as loss_metrics/global_avg_loss.
+/// Tessera's own tags are memory/max_resident (CPU) and loss_scale. Memory is in GiB and %,
+/// throughput per rank. Unknown values are omitted. `device_type` is "cpu" or "cuda".
 std::vector<std::pair<std::string, double>> titan_scalars(const StepMetrics& metrics,
                                                           int world_size,
                                                           const std::string& device_type);

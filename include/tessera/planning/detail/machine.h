@@ -10,10 +10,9 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// The properties of a GPU and its cluster. Rates (FLOP/s and bytes per second) are data-sheet
-/// values. A `..._share` is the fraction of a rate that a training step is assumed to reach. The
-/// default product_share, attention_share_64 and memory_share were measured in steps on one H200
-/// with libtorch 2.11; the other shares are estimates.
+/// A GPU and its cluster. Rates (FLOP/s, bytes per second) are data-sheet values. A `..._share` is
+/// the fraction of a rate that training reaches: product_share, attention_share_64 and memory_share
+/// as measured on one H200 (libtorch 2.11), the others as estimated.
 struct Machine {
   std::string name;
   double memory_bytes = 0;      ///< memory of one device in bytes
@@ -36,9 +35,8 @@ struct Machine {
   double link_latency_s = 10e-6;  ///< seconds of latency of a collective within a machine
   double network_latency_s = 30e-6;  ///< seconds of latency of a collective over several machines
   double flops_fp8 = 0;              ///< FLOP/s of dense 8-bit matrix products; 0: unsupported
-  /// Fraction of flops_fp8 that 8-bit matrix products reach. The default was fitted to two measured
-  /// steps on one H200 with libtorch 2.11. 0: 8-bit products are assumed to be as fast as 16-bit
-  /// products.
+  /// Fraction of flops_fp8 that 8-bit products reach, fitted to two steps on one H200 (libtorch
+  /// 2.11). 0: 8-bit products are as fast as 16-bit products.
   double fp8_share = 0.45;
   double multiprocessors = 0;  ///< multiprocessors (SMs) of a device; 0: unknown
   /// Multiprocessors that a collective takes from matrix products and attention that run at the

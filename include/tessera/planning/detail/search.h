@@ -85,30 +85,25 @@ namespace detail {
 std::string name_of(const TrainingLayout& layout);
 }  // namespace detail
 
-/// Returns how many of `blocks` blocks to checkpoint (at least 1) so that the memory peak is at
-/// most `room` bytes. Interpolates linearly between the peaks with no block and with all blocks
-/// checkpointed. The true peak is convex in the number of checkpointed blocks, so interpolation
-/// overestimates the peak, and the returned number is large enough.
+/// Returns how many of `blocks` blocks to checkpoint (at least 1), so that the peak is at most
+/// `room` bytes. Linear interpolation never underestimates the peak, because the true peak is
+/// convex.
 std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
                                  std::int64_t room, std::int64_t blocks);
 
-/// Returns a function for SearchSpace::estimate on `ranks` ranks. The function plans the first rank
-/// of two runs with few layers, and extrapolates the memory and time of the whole run, which grow
-/// linearly with the number of equal layers. A model with few or unequal layers is planned as a
-/// whole. `run_of(layout, n)` creates the run of a layout with n layers; n = 0: with all layers.
-/// `layers`: the model's number of equal layers; 0: the model has no equal layers. `container`: FQN
-/// of the module that contains the layers, "model.layers". `options`: for the whole model.
+/// Returns a function for SearchSpace::estimate. The function plans the first rank of two runs with
+/// few layers, and extrapolates linearly. Models with few or unequal layers are planned as a whole.
+/// `run_of(layout, n)` creates a run with n layers (0: all layers). `layers`: the number of equal
+/// layers, or 0. `container`: the FQN of the layers' parent, "model.layers".
 std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const std::function<MakeRun(const TrainingLayout& layout, std::int64_t layers)>& run_of,
     std::int64_t layers, const std::string& container, std::int64_t ranks,
     const PlanOptions& options);
 
 /// Estimates all combinations of a tp size within a node, a kind of activation checkpointing, and
-/// ZeRO-2 or ZeRO-3. If a layout fits into memory only with all blocks checkpointed, the result
-/// also has the layout with the smallest number of checkpointed blocks that fits; its estimate is
-/// interpolated. If no layout fits, tries larger numbers of micro-batches. For sequences of 16384
-/// tokens or more, or if still no layout fits, tries cp of 2, 4 and 8. The fields that
-/// SearchSpace::fixed names are not changed. Throws Error if no layout can be planned.
+/// ZeRO-2 or 3. Where only full checkpointing fits, adds a layout with the fewest checkpointed
+/// blocks. If nothing fits, tries more micro-batches, then cp; from 16384 tokens on, always tries
+/// cp. Throws Error if no layout can be planned.
 Search search(const SearchSpace& space);
 
 }  // namespace tessera::planning
