@@ -101,8 +101,8 @@ void keep_freed_memory() {
   if (chosen_by_user()) {
     return;
   }
-  // With these limits, glibc keeps free memory at the end of the heap, and allocates blocks up to 1
-  // GiB in the heap. Setting either limit also ends glibc's adjustment of both, so both are set.
+  // glibc keeps free heap memory, and allocates blocks up to 1 GiB in the heap. Both limits are
+  // set, because setting only one limit ends glibc's adjustment of both.
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
 #endif

@@ -13,9 +13,8 @@ namespace {
 
 using nlohmann::json;
 
-/// A Checker checks JSON text before the text is parsed to JSON values, because an nlohmann::json
-/// object silently keeps only the last of several equal keys. A SAX parser is used, because the
-/// callback of json::parse() would make parsing slow.
+/// Checks JSON text before parsing, because an nlohmann::json object silently keeps the last of
+/// several equal keys. A SAX parser is faster than the callback of json::parse().
 class Checker final : public nlohmann::json_sax<json> {
  public:
   explicit Checker(const JsonLimits& limits) : limits_(limits) {}

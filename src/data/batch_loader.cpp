@@ -1,6 +1,5 @@
-// Samples of training data, and the batches of a training step. BatchLoader has no state: a batch
-// depends only on the step number and the data. So a resumed run reads the same batches, and each
-// data-parallel rank loads its rows independently.
+// Samples and batches of training data. BatchLoader has no state: a batch depends only on the step
+// number and the data, so a resumed run reads the same batches.
 
 #include "tessera/data/batch_loader.h"
 
@@ -25,8 +24,8 @@ namespace {
 /// The value of a target that cross_entropy ignores: the default of its ignore_index.
 constexpr std::int64_t kIgnoredTarget = -100;
 
-/// The number of tokens that are compared with the vocabulary size before the first step (in less
-/// than a second). A later token is compared when a sample with the token is read.
+/// The number of tokens that are compared with the vocabulary size before the first step. Later
+/// tokens are compared when a sample is read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
 /// The number of tokens that are read and checked together, small enough for the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
@@ -75,8 +74,8 @@ class TokenWindows final : public SampleSource {
     }
   }
 
-  /// Throws Error for a token outside the vocabulary. Otherwise a GPU would report the error of the
-  /// embedding only later, at another operator. `begin`: index of the first token, for messages.
+  /// Throws Error for a token outside the vocabulary. A GPU would report the error only at a later
+  /// operator. `begin`: index of the first token, for messages.
   void check_vocabulary(std::int64_t begin, std::span<const std::int64_t> tokens) const {
     const auto outside = [this](std::int64_t token) { return token < 0 || token >= vocabulary_; };
     const auto bad = std::find_if(tokens.begin(), tokens.end(), outside);
@@ -263,9 +262,8 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-/// A pseudo-random permutation of [0, count) for a seed and an epoch. Each value is computed
-/// without a table, by a Feistel network (Luby & Rackoff 1988) over the next power of four. The
-/// network is applied again while the value is >= count (at most four times on average).
+/// A pseudo-random permutation of [0, count) without a table: a Feistel network (Luby & Rackoff
+/// 1988) over the next power of four, applied again while the value is >= count.
 class Permutation {
  public:
   Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t number)
@@ -313,10 +311,8 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 
 }  // namespace
 
-/// The order of samples from several weighted sources; any position is computed without the earlier
-/// positions. The sources are the leaves of a binary tree. Of the first n samples of a tree node,
-/// the first child, which has the share p of the node's weight, gets round(n p), as in Bresenham's
-/// line algorithm. So each of log2(sources) levels adds at most half a sample of error to a source.
+/// The order of samples from weighted sources, which are the leaves of a binary tree. Of a node's
+/// first n samples, the first child gets round(n p) for its share p of the node's weight.
 class Mixture {
  public:
   /// All `weights` must be > 0. Fractions are stored as integers, to round equally on all machines.
@@ -348,9 +344,8 @@ class Mixture {
     return {at.first, n};
   }
 
-  /// Returns an upper bound on the samples of one source among `samples` consecutive samples.
-  /// Applies a bound at each level of the tree: of m consecutive samples of a node, a child with
-  /// the share p of the node's weight gets at most ceil(m p).
+  /// Returns an upper bound on one source's samples among `samples` consecutive samples: at each
+  /// level of the tree, ceil(m p) of a node's m samples for a child with the share p.
   std::int64_t most(std::size_t source, std::int64_t samples) const {
     Node at = root();
     while (at.last - at.first > 1) {
@@ -386,8 +381,8 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   return weights;
 }
 
-/// Sets for each token of a row the token's position in its document. The target of the end token
-/// of a document would belong to the next document, so this target is set to -100.
+/// Sets the position of each token in its document. The target of a document's end token would
+/// belong to the next document, so this target becomes -100.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
   std::int64_t position = 0;
@@ -532,9 +527,9 @@ PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
-  // The background thread must use the calling thread's current GPU; otherwise the background
-  // thread would allocate page-locked memory with the first GPU and create another CUDA context. A
-  // DeviceGuard for a device without an index does not change the current GPU.
+  // The background thread needs the calling thread's GPU; otherwise page-locked memory would create
+  // another CUDA context on the first GPU. A DeviceGuard without an index does not change the
+  // current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);
   // The task copies loader_ and ranges_, because the PrefetchLoader can be moved during the task.

@@ -18,8 +18,8 @@ namespace {
 /// SentencePiece's symbol for a space.
 constexpr std::string_view kMark = "\xe2\x96\x81";
 
-/// The merges of a BPE model. The key of a merge is pair_of() of the two tokens that are merged.
-/// Encoding spends most of its time on look-ups in this map.
+/// The merges of a BPE model. The key of a merge is pair_of() of the two merged tokens. Encoding
+/// spends most of its time on look-ups here.
 using Merges = std::unordered_map<std::uint64_t, Merge>;
 
 std::uint64_t pair_of(TokenId left, TokenId right) {
@@ -62,9 +62,8 @@ struct Workspace {
   std::vector<Candidate> candidates;
 };
 
-/// Merges adjacent tokens of workspace.ids until no pair has a merge. The merge with the lowest
-/// rank is applied first; among equal ranks, the leftmost pair. Tokens are in a linked list and
-/// possible merges in a heap. Outdated merges are skipped.
+/// Merges adjacent tokens of workspace.ids until no pair has a merge, the lowest rank first, then
+/// the leftmost pair. Tokens are in a linked list, possible merges in a heap.
 class HeapMerge {
  public:
   HeapMerge(const Merges& merges, Workspace& workspace)
@@ -181,10 +180,8 @@ class Bpe {
   }
 
  private:
-  /// Prepares next_border(), which cuts words before space symbols (without a pre-tokenizer the
-  /// whole text is one word). The parts are usual words, which the cache can contain. A cut between
-  /// a character and a space symbol is not allowed if the two are adjacent in a token, because a
-  /// merge could join them.
+  /// Prepares next_border(), which cuts words before space symbols. There is no cut where a token
+  /// contains a character and the following space symbol, because a merge could join them.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {

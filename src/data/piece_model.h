@@ -1,7 +1,6 @@
-// The interface to a SentencePiece model. Only libtessera_sentencepiece.so links the SentencePiece
-// library, and libtessera_sentencepiece.so is loaded when a model is opened. SentencePiece and
-// libc10 both export FLAGS_minloglevel, with different types; in one symbol scope, SentencePiece's
-// constructors would overwrite libc10's memory.
+// The interface to a SentencePiece model. Only libtessera_sentencepiece.so links SentencePiece,
+// because SentencePiece and libc10 export FLAGS_minloglevel with different types. In one symbol
+// scope, SentencePiece would overwrite libc10's memory.
 #pragma once
 
 #include <string>

@@ -190,9 +190,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     return ids;
   }
 
-  /// Encodes a text that follows a special token. The SentencePiece library would drop a space at
-  /// the beginning of the text. As in `transformers`, the text of the unknown token is prepended to
-  /// preserve the space, and the pieces of the prepended text are removed from the result.
+  /// Encodes a text after a special token. SentencePiece would drop a leading space. So, as in
+  /// `transformers`, the unknown token's text is prepended, and its pieces are removed from the
+  /// result.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with(kSpaceMark)) {
       return pieces_of(*within_, part);

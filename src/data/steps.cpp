@@ -233,8 +233,8 @@ void add_normalizer(const JsonField& field, Normalizers& steps) {
   }
 }
 
-/// Returns a step that cuts texts before and after each match of a regular expression. `removes`:
-/// whether matches are dropped. `invert`: whether the texts between matches count as the matches.
+/// Returns a step that cuts texts at the matches of a regular expression. `removes`: whether
+/// matches are dropped. `invert`: whether texts between matches count as matches.
 PreTokenizers::Step split_step(std::string_view expression, bool removes, bool invert) {
   const auto pattern = std::make_shared<const Pattern>(expression);
   return [pattern, removes, invert](Piece piece, OnPiece on_piece) {

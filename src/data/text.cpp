@@ -74,8 +74,8 @@ namespace {
 constexpr std::uint64_t kPieces = 64;
 constexpr std::uint64_t kPieceBytes = 4096;
 
-/// Returns the offset of block `i` for the fingerprint of a file of `bytes` bytes. The blocks of a
-/// small file cover the file completely; the blocks of a large file are spread evenly.
+/// Returns the offset of block `i` for the fingerprint of a file of `bytes` bytes. The blocks cover
+/// a small file, and are spread evenly over a large file.
 std::uint64_t piece_offset(std::uint64_t i, std::uint64_t bytes) {
   return bytes <= kPieces * kPieceBytes ? i * kPieceBytes
                                         : i * (bytes - kPieceBytes) / (kPieces - 1);

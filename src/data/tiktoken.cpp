@@ -21,8 +21,8 @@ constexpr std::size_t kRanks = 128'000;  ///< number of tokens in Llama 3's toke
 constexpr const char* kPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-/// Returns Llama 3's special tokens in the order of their ids, which follow the ids in the file.
-/// The names are those of Llama 3.1 to 3.3. Some of these tokens have reserved names in Llama 3.0.
+/// Returns the special tokens of Llama 3.1 to 3.3 in the order of their ids, which follow the ids
+/// in the file.
 std::vector<std::string> special_tokens() {
   std::vector<std::string> names;
   for (const char* name :

@@ -28,8 +28,8 @@ constexpr ShardKind kUint32Shard{20240801, 7, sizeof(std::uint32_t)};
 
 static_assert(std::endian::native == std::endian::little, "token shards are little endian");
 
-/// Determines the token size from the magic number in the header. Version 1 is also accepted for
-/// uint32 tokens, because the tokens have the same format in versions 1 and 7.
+/// Determines the token size from the magic number in the header. Accepts version 1 for uint32
+/// tokens, because versions 1 and 7 have the same token format.
 const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
   for (const ShardKind* kind : {&kUint16Shard, &kUint32Shard}) {
     if (header[0] != kind->magic) {
@@ -203,8 +203,8 @@ class MemoryTokens final : public TokenSource {
 
 }  // namespace
 
-/// Tokens are stored in the smallest type that fits all token ids. With int64, the tokens of a text
-/// of bytes would be eight times as large as the text.
+/// Stores tokens in the smallest type that fits all ids: int64 would need eight times the memory
+/// for a text of bytes.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens) {
   const auto fit = [range = std::ranges::minmax_element(tokens), &tokens](std::int64_t limit) {
     return tokens.empty() || (*range.min >= 0 && *range.max <= limit);

@@ -22,8 +22,8 @@ std::string beginning_of(const std::filesystem::path& path) {
   return text;
 }
 
-/// Distinguishes the formats by the first character: "{" in a tokenizer.json, a base64 character in
-/// a tiktoken file, a line feed (the tag of a protobuf field) in a SentencePiece model.
+/// Distinguishes tokenizer files by the first character: "{" in tokenizer.json, base64 in tiktoken,
+/// a line feed (a protobuf tag) in SentencePiece.
 TokenizerForm form_of(std::string_view text) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && text[first] == '{') {
@@ -154,8 +154,7 @@ std::string StreamDecoder::take_new(const std::string& text) {
   std::string piece = text.substr(std::min(given_, text.size()));
   given_ = text.size();
   // `own`: the tokens of `piece`. The next tokens are decoded together with `own`, because a
-  // decoder can remove spaces at the beginning of a text. The tokens before `own` are removed from
-  // `window_`, unless the decoded text of `own` alone is empty.
+  // decoder can remove spaces at the beginning of a text.
   const std::vector<std::int64_t> own(window_.begin() + static_cast<std::ptrdiff_t>(context_),
                                       window_.end());
   if (const std::size_t size = tokenizer_->decode(own).size(); size > 0) {

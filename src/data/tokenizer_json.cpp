@@ -181,7 +181,7 @@ void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
 
 namespace {
 
-/// Returns the tokens that are put at the beginning or end of texts. `key`: the key of the flag
+/// Returns the tokens for the beginning or end of texts. `key`: the key of the flag
 /// (add_bos_token), for messages. `of_template`: the tokens in the template of tokenizer.json.
 std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
                                     const std::vector<std::int64_t>& of_template, bool decides,
@@ -399,9 +399,9 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   return parts;
 }
 
-/// Checks the flag add_prefix_space of a ByteLevel that is the only pre_tokenizer. Throws Error
-/// unless `transformers` uses an equal flag: the flag in tokenizer_config.json; without such a
-/// flag, the ByteLevel's flag if the tokenizer class is missing or one of Llama's; otherwise false.
+/// Checks add_prefix_space of a single ByteLevel. Throws Error unless `transformers` uses an equal
+/// flag: from tokenizer_config.json, or else the ByteLevel's flag for Llama and unnamed tokenizer
+/// classes, or else false.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

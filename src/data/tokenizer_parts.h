@@ -1,6 +1,6 @@
-// The parts of a tokenizer: the processing steps before and after the model, which tokenizer.json
-// describes as JSON objects; the byte-pair model (Sennrich et al., 2016); and the files in the
-// tokenizer's folder.
+// The parts of a tokenizer: the processing steps before and after the model (JSON objects in
+// tokenizer.json), the byte-pair model (Sennrich et al., 2016), and the files in the tokenizer's
+// folder.
 
 #pragma once
 
@@ -96,9 +96,8 @@ class AddedTokens {
 
   using OnText = c10::function_ref<void(std::string_view text, bool first)>;
   using OnToken = c10::function_ref<void(TokenId id)>;
-  /// Calls `on_token` for each added token in `text`, which is valid UTF-8, and `on_text` for each
-  /// non-empty text between tokens. The argument `first` of `on_text` says whether the text between
-  /// tokens is at the beginning of `text`.
+  /// Calls `on_token` for each added token in the UTF-8 `text`, and `on_text` for each non-empty
+  /// text between tokens (`first`: whether this text is at the beginning of `text`).
   void split(std::string_view text, OnText on_text, OnToken on_token) const;
 
  private:
@@ -227,13 +226,12 @@ TokenizerSettings read_tokenizer_settings(const std::filesystem::path& tokenizer
 /// Whether `file` exists. Throws Error for a symbolic link whose target is missing.
 bool has_file(const std::filesystem::path& file);
 
-/// Throws Error if `id`, the id of a token in this tokenizer, is too large or differs from the id
-/// that the folder's files give (`named`). `is_new`: whether the vocabulary lacks the token.
+/// Throws Error if a token's `id` in this tokenizer is too large or differs from the folder's files
+/// (`named`). `is_new`: whether the vocabulary lacks the token.
 void check_id(const NamedToken& named, std::int64_t id, bool is_new);
 
-/// Opens a tokenizer.json with a BPE model, or a SentencePiece model, with `settings` from the
-/// files in the tokenizer's folder. Throws Error if the file cannot be read, if `settings`
-/// contradict the tokenizer, and for processing steps that are not implemented (docs/data.md).
+/// Opens a tokenizer.json with a BPE model, or a SentencePiece model. Throws Error if the file
+/// cannot be read, contradicts `settings`, or needs steps that are not implemented (docs/data.md).
 TokenizerPtr json_tokenizer(const std::string& path, const TokenizerSettings& settings);
 TokenizerPtr sentencepiece_tokenizer(const std::string& path, const TokenizerSettings& settings);
 

@@ -133,9 +133,8 @@ std::string to_nfc(std::string_view text) {
 
 namespace {
 
-/// The maximum number of match steps of PCRE2 in one search: kMinMatchLimit, or more for a long
-/// text, in proportion to the text's bytes. A pattern needs few steps for a word, but can match the
-/// whole text as one word.
+/// The limit on match steps of PCRE2 in one search: kMinMatchLimit, or more in proportion to a long
+/// text, because a pattern can match the whole text as one word.
 constexpr std::size_t kMinMatchLimit = 1'000'000;
 constexpr std::size_t kMatchStepsOfByte = 16;
 /// The maximum size of the heap of PCRE2's interpreter, in KiB.
@@ -222,8 +221,8 @@ class Translation {
     copy(rest_.starts_with('?') ? 1 : 0);
   }
 
-  /// Copies a "{", which is a literal or begins an interval such as {2,3}. Throws Error for {n,m}+
-  /// and {n}?, which PCRE2 interprets differently, and for {,m}, which only Oniguruma has.
+  /// Copies a "{", which is a literal or begins an interval such as {2,3}. Throws Error for {n,m}+,
+  /// {n}? and {,m}, which PCRE2 and Oniguruma interpret differently.
   void interval() {
     refuse_if(rest_.starts_with("{,"), "{,}");
     const std::size_t end = rest_.find_first_not_of("0123456789,", 1);

@@ -41,9 +41,8 @@ std::string printable(std::string_view text);
 /// Returns `text`, valid UTF-8, in the Unicode normalization form NFC (UAX #15).
 std::string to_nfc(std::string_view text);
 
-/// A regular expression of a tokenizer. The syntax is Oniguruma's, which the `tokenizers` package
-/// uses; PCRE2 runs the search. An expression can come from an untrusted file, so the steps and the
-/// memory of a search are limited. Immutable.
+/// A regular expression of a tokenizer, in Oniguruma's syntax; PCRE2 runs the search. Tokenizer
+/// files can be untrusted, so the steps and the memory of a search are limited. Immutable.
 class Pattern {
  public:
   /// Throws Error for an invalid or unsupported regular expression.

@@ -20,13 +20,13 @@ namespace {
 using detail::ceil_div;
 using detail::mesh_size;
 
-// Sharding rules split a tensor dimension into factors (einsum index letters); layouts split a
-// tensor dimension into Digits (sub-dimensions). If the boundaries of factors and Digits disagree,
-// the dimension cannot remain sharded.
+// Sharding rules split a tensor dimension into factors (einsum index letters), layouts into Digits
+// (sub-dimensions). A dimension can remain sharded only if the boundaries of factors and Digits
+// agree.
 
-/// Splits the sub-dimension `digit`. Returns the outer part, which has `extent` positions; `digit`
-/// becomes the inner part. Returns nullopt if the mesh dimensions of `digit` cannot be divided
-/// between the two parts.
+/// Splits the sub-dimension `digit`: returns the outer part, with `extent` positions, and leaves
+/// the inner part in `digit`. Returns nullopt if the mesh dimensions of `digit` cannot be divided
+/// between both parts.
 std::optional<Digit> cut(Digit& digit, std::int64_t extent,
                          std::span<const std::int64_t> mesh_sizes) {
   if (digit.extent % extent != 0) {
@@ -61,9 +61,8 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   return major;
 }
 
-/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Full and
-/// last chunks are both checked. If 2 ranks divide 7 positions, the chunks are 4 and 3. If 3 ranks
-/// then divide each chunk, the chunk of 3 gives 1, 1, 1, but the chunk of 4 gives 2, 2, 0.
+/// Whether a rank gets no position if `mesh_dims` divide `extent` positions. Full and last chunks
+/// are checked: 3 ranks divide 3 positions as 1, 1, 1, but 4 positions as 2, 2, 0.
 bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
                     std::span<const std::int64_t> mesh_sizes) {
   if (mesh_dims.empty() || extent == 0) {
@@ -80,9 +79,8 @@ bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
 using FactorDigits = std::vector<std::vector<Digit>>;
 
 /// Assigns the Digits (sub-dimensions) of a tensor dimension to its factors (einsum index letters).
-/// A Digit that contains a boundary between two factors is split there; returns nullopt if the
-/// chunks of the Digit do not end at this boundary. No extent may be 0. The product of
-/// `factor_sizes` must be the product of the extents.
+/// Splits a Digit that contains a boundary between factors; returns nullopt if this is impossible.
+/// No extent may be 0.
 std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
                                          std::span<const std::int64_t> factor_sizes,
                                          std::span<const std::int64_t> mesh_sizes) {
@@ -150,10 +148,9 @@ bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64
   });
 }
 
-// Candidates and costs of propagate(). The candidates for a mesh dimension are replication and the
-// placements of the inputs on this mesh dimension. Other placements could save computation, but no
-// communication. A cost is a number of bytes. The outermost mesh dimension gets its placement
-// first, because outer mesh dimensions divide the tensors first.
+// The choice of a placement for each mesh dimension, the outermost first. The candidates are
+// replication and the placements of the inputs: other placements could save computation, but no
+// communication. Costs are in bytes.
 
 struct FactorPlacement {
   /// How a mesh dimension divides a tensor. kFactor: the factor (einsum index letter) `factor` is
@@ -165,8 +162,8 @@ struct FactorPlacement {
   friend bool operator==(const FactorPlacement&, const FactorPlacement&) = default;
 };
 
-/// The placement of the tensors of a TensorGroup over one mesh dimension: all are replicated, one
-/// factor (einsum index letter) is sharded, or the inputs of a ShardingRule::Linear remain partial.
+/// The placement of tensors over one mesh dimension: all are replicated, one factor (einsum index
+/// letter) is sharded, or the inputs of a ShardingRule::Linear remain partial.
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };
   Kind kind = kReplicate;
@@ -245,9 +242,9 @@ class TensorGroupPropagation {
       const auto at = static_cast<std::size_t>(index);
       inputs_.push_back(read_input(index, inputs[at]));
     }
-    // Inputs that are written in place come first, because their layouts cannot change. The largest
-    // inputs, which cost most to redistribute, follow. The sort is stable, so that all ranks get
-    // the same order.
+    // Inputs that are written in place come first, because their layouts cannot change. Large
+    // inputs, which cost most to redistribute, follow. A stable sort gives all ranks the same
+    // order.
     std::stable_sort(inputs_.begin(), inputs_.end(), [](const Input& a, const Input& b) {
       return std::pair(a.inplace, a.bytes) > std::pair(b.inplace, b.bytes);
     });
@@ -289,9 +286,8 @@ class TensorGroupPropagation {
     return choices;
   }
 
-  /// Returns the placement that `choice` needs for an input. A tensor with the sharded factor
-  /// (index letter) is sharded. Otherwise an added tensor (a bias) is Partial, so that it is added
-  /// only once; an input in Linear::partial_inputs remains partial; other inputs are replicated.
+  /// Returns the placement that `choice` needs for an input. An added tensor (a bias) without the
+  /// sharded factor (index letter) becomes Partial, so that only one rank adds the tensor.
   FactorPlacement wanted_placement(int input, const Choice& choice) const {
     if (choice.kind == Choice::kFactor) {
       const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
@@ -332,13 +328,13 @@ class TensorGroupPropagation {
 
   bool is_unread(int input) const { return contains(rule_.unread, input); }
 
-  /// Whether the operator uses neither values nor local sizes of an input, as new_zeros does. Such
-  /// an input is not redistributed; its layout is only a preference for the layout of the outputs.
+  /// Whether the operator uses neither values nor local sizes of an input (new_zeros). Such an
+  /// input is not redistributed, and only suggests a layout for the outputs.
   bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
 
-  /// Returns the Digits (sub-dimensions, with extents) into which an input divides `factor` (index
-  /// letter), or {} if no input shards `factor`. Prefers an input written in place, then the input
-  /// that agrees with `choices` on the most mesh dimensions, then the largest input.
+  /// Returns the Digits (sub-dimensions) into which an input divides `factor` (index letter), or
+  /// {}. Prefers an input written in place, then the best agreement with `choices`, then the
+  /// largest input.
   std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const {
     const Choice wanted{Choice::kFactor, factor};
     const std::vector<Digit>* best = nullptr;
@@ -402,9 +398,9 @@ class TensorGroupPropagation {
     return input;
   }
 
-  /// Records which factor (index letter) each mesh dimension shards. If the layout's Digits do not
-  /// align with the factors, mesh dimensions are marked kOtherShard, the innermost first, until the
-  /// remaining mesh dimensions align. The tensor is later gathered over the marked mesh dimensions.
+  /// Records which factor (index letter) each mesh dimension shards. Marks innermost mesh
+  /// dimensions as kOtherShard, to be gathered later, until the layout's Digits align with the
+  /// factors.
   void read_dim(Input& input, const ShardingRule::Factors& factors, std::vector<Digit> digits,
                 std::int64_t size) const {
     if (digits.empty()) {
@@ -596,10 +592,9 @@ class TensorGroupPropagation {
     return total;
   }
 
-  /// Chooses a placement for every mesh dimension. All placements together can divide a factor
-  /// (einsum index letter) in a way that the rule forbids: unevenly, with an empty shard, or in
-  /// several ranges. In this case, all choices are repeated without sharding this factor. Each
-  /// factor causes at most one repetition.
+  /// Chooses a placement for every mesh dimension. If the placements together divide a factor
+  /// (einsum index letter) in a forbidden way, all choices are repeated without sharding this
+  /// factor.
   void decide() {
     std::set<int> unsharded;
     for (bool done = false; !done;) {
@@ -639,9 +634,8 @@ class TensorGroupPropagation {
     return choices_[mesh_dim] == Choice{Choice::kFactor, factor};
   }
 
-  /// Returns how the chosen mesh dimensions divide a factor (einsum index letter), as Digits
-  /// (sub-dimensions). Starts with the Digits of the input that carried_digits() selects, and
-  /// appends the chosen mesh dimensions that do not shard the factor in that input.
+  /// Returns the Digits (sub-dimensions) into which the chosen mesh dimensions divide a factor: the
+  /// Digits from carried_digits(), then the other chosen mesh dimensions.
   std::vector<Digit> factor_digits(int factor) const {
     std::vector<Digit> digits = carried_digits(factor, choices_);
     std::set<int> present;

@@ -1,6 +1,5 @@
-// The registry of sharding rules: the library's rules, from the tables in src/core/rules/, and
-// rules that programs register. The registry adapts rules of functional operators to in-place and
-// out= variants, so the tables need no rules for such variants.
+// The registry of sharding rules: the tables in src/core/rules/, and rules that programs register.
+// The registry adapts rules of functional operators to in-place and out= variants.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -87,8 +86,8 @@ Registry& registry() {
   return *instance;
 }
 
-/// Whether `sizes` equals the sizes of the result (dimensions with `factors`). An operator can
-/// write its result only to such a tensor: libtorch would resize or reject a tensor of other sizes.
+/// Whether `sizes` equals the sizes of the result (dimensions with `factors`). libtorch would
+/// resize or reject an output tensor of other sizes.
 bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
                 const rules::Sizes& sizes) {
   return std::equal(factors.begin(), factors.end(), sizes.begin(), sizes.end(),

@@ -9,10 +9,9 @@
 
 namespace tessera::rules {
 
-// Sharding rules of gathers, scatters and selections by a list of indices. The tensor dimension
-// that indices refer to is not sharded, with two exceptions: a gather for which a Partial sum is
-// cheaper (gather_by_parts), and operators that add to the old values of a tensor. All other
-// dimensions can be sharded.
+// Sharding rules of gathers, scatters and selections by index. The indexed dimension is not
+// sharded, except if a Partial sum is cheaper (gather_by_parts) or if the operator adds to old
+// values.
 
 namespace {
 
@@ -20,9 +19,8 @@ std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
   return static_cast<std::size_t>(wrap_dim(call, call.integer(arg), meta_of(call, tensor).ndim()));
 }
 
-/// Permits sharding of dimension `dim` of `tensors` if all tensors have the same size in `dim`.
-/// libtorch also accepts index tensors that are smaller than self. The shards of such index tensors
-/// would have other positions than the shards of self, so `dim` is then not sharded.
+/// Permits sharding of dimension `dim` of `tensors` if all sizes in `dim` are equal. The shards of
+/// a smaller index tensor would have other positions than the shards of self.
 void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
                std::size_t dim) {
   const std::int64_t size = meta_of(call, tensors[0]).sizes[dim];
@@ -52,9 +50,8 @@ void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   }
 }
 
-/// Declares the output of an operator that writes tensor `source` into tensor `self`, and which
-/// Partial inputs give a Partial output. `self` and `source` are indices of tensors; a negative
-/// `source` means that the operator writes a number.
+/// Declares the output of an operator that writes tensor `source` (negative: a number) into tensor
+/// `self`, and which Partial inputs give a Partial output.
 void add_written(ShardingRule& rule, int self, int source, Write write) {
   rule.outputs.push_back(input_of(rule, self));
   if (write == Write::kAdd) {
@@ -82,8 +79,8 @@ void gather_by_parts(ShardingRule& rule, const OpCall& call, int self, std::size
   rule.offset_arguments = {{.arg = 3, .input = self, .dim = static_cast<int>(dim)}};
 }
 
-/// The rule of gather(self, dim, index). Dimension `dim` of self is not sharded, unless the result
-/// is so much smaller than self that reducing the result sends fewer bytes than all-gathering self.
+/// The rule of gather(self, dim, index). Dimension `dim` of self is sharded only if reducing the
+/// result sends fewer bytes than all-gathering self.
 std::optional<ShardingRule> gather_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(2);
   if (!same_ndim(call, {self, index}) || meta_of(call, self).ndim() == 0) {
@@ -109,8 +106,8 @@ std::optional<ShardingRule> gather_rule(const OpCall& call) {
   return rule;
 }
 
-/// Returns the rule of scatter(self, dim, index, src or value). If values are added, the index may
-/// be sharded along `dim`: each shard of the index gives a term of the sum.
+/// Returns the rule of scatter(self, dim, index, src or value). If values are added, each shard of
+/// the index along `dim` gives a term of the sum.
 RuleFunction::Body scatter(Write write, bool has_source) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(0), index = call.tensor_index(2);
@@ -128,8 +125,8 @@ RuleFunction::Body scatter(Write write, bool has_source) {
     for (std::size_t i = 0; i < meta_of(call, self).sizes.size(); ++i) {
       share_dim(rule, call, i == dim ? written : all, i);
     }
-    // If values are added, the results for shards of the index can be summed. If values are
-    // replaced, `dim` of the index must not be sharded, so the factor of `dim` gets no reduction.
+    // The index can be sharded along `dim` only if values are added: the results for the shards can
+    // then be summed.
     if (write == Write::kAdd) {
       add_reduction(rule, {input_of(rule, index)[dim]});
     }
@@ -178,9 +175,9 @@ std::optional<ShardingRule> index_add_rule(const OpCall& call) {
   return rule;
 }
 
-/// The factors (einsum index letters) of self[indices]. The index tensors broadcast together. Their
-/// dimensions replace the indexed dimensions of self: at the same position if the indexed
-/// dimensions are adjacent, otherwise in front.
+/// The factors (einsum index letters) of self[indices]. The dimensions of the broadcast index
+/// tensors replace the indexed dimensions of self: at the same position if adjacent, otherwise in
+/// front.
 struct AdvancedIndex {
   std::vector<int> indices;   ///< index tensors, without None entries
   std::vector<bool> indexed;  ///< element i: whether dimension i of self is indexed
@@ -188,9 +185,9 @@ struct AdvancedIndex {
   TensorFactors result;       ///< factors (index letters) of self[indices]
 };
 
-/// Adds the factors (einsum index letters) of self[indices]. Indexed dimensions are not sharded,
-/// because an index can be any position. Returns nullopt for masks, where the data decide how many
-/// elements are selected: libtorch takes bool and uint8 tensors as masks, but not int8.
+/// Adds the factors (einsum index letters) of self[indices]; indexed dimensions are not sharded.
+/// Returns nullopt for masks (bool or uint8 tensors), because the result's sizes depend on the
+/// data.
 std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call) {
   const int self = call.tensor_index(0);
   const std::vector<TensorRef> refs = call.tensor_list(1);
@@ -265,7 +262,7 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
     add_reduction(rule, index->broadcast);
   }
   // Without accumulation the last write to an element wins. Ranks with different indices cannot
-  // know which write is the last, so the indices' factors (einsum index letters) have no reduction.
+  // know the last write, so the dimensions of the indices get no reduction.
   add_written(rule, self, values, add ? Write::kAdd : Write::kReplace);
   return rule;
 }
@@ -287,10 +284,8 @@ Table indexing_table() {
           }};
 }
 
-// The rules of cat, stack and their inverses. In general, the joined dimension is not sharded,
-// because the joined shards of a rank are not a shard of the joined tensor. For equal sizes, the
-// joined dimension is viewed as (number of tensors, size). The second dimension of this view can be
-// sharded: then each joined tensor is sharded separately, as in a fused QKV weight.
+// The rules of cat, stack and their inverses. The joined dimension is sharded only for equal sizes,
+// as (number of tensors, sharded size), for example in a fused QKV weight.
 
 namespace {
 
@@ -371,8 +366,8 @@ std::optional<ShardingRule> stack_rule(const OpCall& call) {
   return rule;
 }
 
-/// Returns the rule of an operator that splits dimension `dim` of a tensor; `dim` is not sharded.
-/// `sizes`: the size of `dim` in each output; -1 if the output has no dimension `dim` (unbind).
+/// Returns the rule of an operator that splits the unsharded dimension `dim`. `sizes`: the size of
+/// `dim` in each output; -1 if outputs lack `dim` (unbind).
 ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
@@ -484,8 +479,8 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   if (step < 1) {
     return std::nullopt;
   }
-  // A slice counts as the whole dimension only if `start` is 0 and `end` is at least the size,
-  // because the local call has the same arguments: the end -1 would shorten every shard.
+  // The local call has the same arguments, so only `start` 0 and `end` >= size select the whole
+  // dimension. The end -1 would shorten every shard.
   const bool takes_all = first == 0 && last == size && step == 1 &&
                          call.integer_or(3, size) >= size && call.integer_or(2, 0) == 0;
   const std::int64_t taken = last - first;

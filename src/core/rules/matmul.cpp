@@ -10,9 +10,8 @@
 
 namespace tessera::rules {
 
-// Sharding rules of matrix products. Each rule is written as an einsum equation, whose index
-// letters are the factors of the ShardingRule. The product sums over each letter that the result
-// lacks. If such a letter is sharded, the result is Partial(sum).
+// Sharding rules of matrix products, written as einsum equations. The index letters are the factors
+// of the ShardingRule. If a summed letter is sharded, the result is Partial(sum).
 
 namespace {
 
@@ -40,8 +39,8 @@ bool is_added(const std::string& operand) {
   return operand.front() == '+';
 }
 
-/// Sets the factors of an operand's dimensions: `bound` has one factor for each index letter.
-/// Returns false if the operand's sizes do not agree with the sizes of the other operands.
+/// Sets the factors of an operand's dimensions (`bound`: the factor of each index letter). Returns
+/// false if the sizes disagree with other operands.
 bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
                   const std::string& letters, int tensor, Letters& bound) {
   const Sizes& sizes = meta_of(call, tensor).sizes;
@@ -63,9 +62,8 @@ bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
   return true;
 }
 
-/// Gives an added operand (the bias of addmm) the factors (einsum index letters) of the result, to
-/// which the operand broadcasts. Marks the operand as `additive`: if the summed dimension is
-/// sharded, only one rank adds the operand.
+/// Gives an added operand (the bias of addmm) the result's factors (einsum index letters). The
+/// operand is `additive`: if the summed dimension is sharded, only one rank adds the operand.
 bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
   const Sizes& sizes = meta_of(call, tensor).sizes;
   if (sizes.size() > rule.outputs[0].size()) {

@@ -11,9 +11,8 @@ namespace tessera::rules {
 
 namespace {
 
-/// The factors (einsum index letters) of a layer norm. The normalised last dimensions are
-/// unsharded. If `reduce` is true (in a backward), the leading dimensions get the reduction sum,
-/// because the gradients of weight and bias are sums over these dimensions.
+/// The factors (einsum index letters) of a layer norm; the normalised dimensions are unsharded. If
+/// `reduce` is true, the gradients of weight and bias are sums over the leading dimensions.
 struct NormFactors {
   TensorFactors input;
   TensorFactors normalised;  ///< factors (einsum index letters) of the norm's weight and bias
@@ -127,9 +126,9 @@ Table normalisation_table() {
 
 namespace {
 
-/// The factors (einsum index letters) of a convolution: input (batch, in channels, space...),
-/// weight (out channels, in channels, window...), result (batch, out channels, space...). Space and
-/// window are not sharded. Channels are also not sharded if the convolution has several groups.
+/// The factors (einsum index letters) of a convolution's input (batch, in, space), weight (out, in,
+/// window) and result (batch, out, space). Space and window are unsharded; channels too if there
+/// are several groups.
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;
@@ -192,10 +191,8 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of convolution_backward(grad, input, weight, bias sizes, stride, padding, dilation,
-/// transposed, output padding, groups, mask) -> gradients of input, weight, bias. If input channels
-/// were sharded, each rank would compute the whole gradient of the bias, and the sum over ranks
-/// would be wrong. So input channels are not sharded if the gradient of the bias is requested.
+/// The rule of convolution_backward. Input channels are not sharded if the gradient of the bias is
+/// requested: each rank would compute the whole gradient, so their sum would be wrong.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   if (!is_supported(call.tensor(1), call.tensor(2), call.boolean_or(7, false))) {
     return std::nullopt;
@@ -272,9 +269,8 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of embedding_dense_backward(grad, indices, num_weights, padding_idx,
-/// scale_grad_by_freq). The gradient is a sum over all shards of the indices. Returns nullopt if
-/// scale_grad_by_freq is set, because the operator then counts all indices.
+/// The rule of embedding_dense_backward. The gradient is a sum over all shards of the indices.
+/// Returns nullopt for scale_grad_by_freq, which needs the counts of all indices.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   const int grad = call.tensor_index(0), indices = call.tensor_index(1);
   if (meta_of(call, grad).ndim() != meta_of(call, indices).ndim() + 1 ||
@@ -305,9 +301,8 @@ Table embedding_table() {
           }};
 }
 
-// The sharding rules of scaled dot product attention, one rule for each kernel that libtorch can
-// choose. Batch and heads can be sharded; queries only without a causal mask. Keys are not sharded,
-// because sharded keys need a softmax across ranks (ring attention).
+// The sharding rules of libtorch's kernels for scaled dot product attention. Batch and heads can be
+// sharded, queries only without a causal mask. Sharded keys would need a softmax across ranks.
 
 namespace {
 
@@ -326,10 +321,9 @@ struct Kernel {
   std::size_t other_outputs = 0;
 };
 
-/// The factors (einsum index letters) of attention: query (batch, heads, queries, width), key and
-/// value (batch, kv heads, keys, width). With fewer kv heads than heads (grouped-query attention,
-/// Ainslie et al. 2023) head i reads kv head i / group. The heads of the query are then two factors
-/// (kv heads, group), so that sharding kv heads shards query, key and value in the same way.
+/// The factors (einsum index letters) of attention. In grouped-query attention (Ainslie et al.
+/// 2023), query heads are two factors (kv heads, group), so that sharding kv heads shards query,
+/// key and value equally.
 struct AttentionFactors {
   TensorFactors query, key, value, result;
   Factors batch, heads, queries, keys;
@@ -347,8 +341,8 @@ struct AttentionFactors {
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
       return std::nullopt;
     }
-    // Each gradient is a sum over the dimensions that the gradient lacks: batch, heads or queries.
-    // The kernels divide by the sizes of these dimensions, so no shard may be empty.
+    // Each gradient is a sum over the dimensions that the gradient lacks. The kernels divide by the
+    // sizes of these dimensions, so no shard may be empty.
     const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
       const int factor = rules::add_reduced(in, size, op);
       in.factors.back().allow_empty = false;
@@ -385,8 +379,8 @@ struct AttentionFactors {
   }
 };
 
-/// Returns the index letters of the log-sum-exp: (batch, heads, queries). Some kernels add a last
-/// dimension of size 1, or pad queries to a multiple of 32 and read the padding in backward.
+/// Returns the factors of the log-sum-exp (batch, heads, queries). Some kernels add a last
+/// dimension of size 1, or pad queries to a multiple of 32.
 TensorFactors statistics_factors(ShardingRule& rule, const AttentionFactors& f,
                                  const Kernel& kernel, std::int64_t queries) {
   TensorFactors result{f.batch, f.heads, f.queries};

@@ -7,8 +7,8 @@
 
 namespace tessera::rules {
 
-// The rules of operators that make a new tensor like an input tensor. The new tensor gets the
-// input's layout. The input's values are not read, so nothing is sent.
+// The rules of operators that make a new tensor like an input tensor. The result gets the input's
+// layout. Nothing is sent, because the input's values are not read.
 
 namespace {
 
@@ -19,9 +19,8 @@ std::optional<ShardingRule> like_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of new_zeros(self, size, ...). A dimension that has the same size as in self is sharded
-/// as in self, because gradient formulas later copy a gradient of self into such zeros. If the
-/// result and self differ in their number of dimensions, the result is replicated.
+/// The rule of new_zeros(self, size, ...). A dimension with the same size as in self is sharded as
+/// in self, because gradient formulas copy a gradient of self into the zeros.
 std::optional<ShardingRule> new_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   const Sizes& own = call.tensor(0).sizes;
@@ -66,8 +65,7 @@ std::optional<ShardingRule> pointwise_rule(const OpCall& call, std::string_view 
 }
 
 /// Returns the rule of a pointwise random operator, whose tensors must not be Partial. `reads`:
-/// whether the operator reads the values of its tensors. The code in src/dtensor/random/ draws
-/// different random numbers for different shards.
+/// whether the operator reads the values of its tensors.
 RuleFunction::Body draw(std::size_t outputs, bool reads) {
   return [=](const OpCall& call) {
     std::optional<ShardingRule> rule = pointwise_rule(call, "", outputs);
@@ -101,10 +99,9 @@ Table random_table() {
       }};
 }
 
-// Rules of pointwise operators: every dimension may be sharded, in any way, without communication.
-// Rows of the table declare which Partial inputs give a Partial result (see add_linear_terms in
-// sharding_rule.h). A wrong row gives wrong numbers; a missing declaration only costs an
-// all-reduce. rules_test compares the rows with libtorch.
+// Rules of pointwise operators, which permit all shardings. Rows declare which Partial inputs give
+// a Partial result (see add_linear_terms()). A wrong declaration gives wrong numbers; a missing
+// declaration costs an all-reduce.
 
 namespace {
 
@@ -112,9 +109,9 @@ RuleFunction::Body pointwise(std::string_view linear = "", std::size_t outputs =
   return [=](const OpCall& call) { return pointwise_rule(call, linear, outputs); };
 }
 
-/// The rule of masked_fill with a constant. Filling with 0 commutes with every reduction ("0*" in
-/// the notation of add_linear_terms()). Filling with another constant commutes with average,
-/// maximum and minimum ("0~ 0<"); a sum would add the constant once for each rank.
+/// The rule of masked_fill with a constant. Filling with 0 commutes with every reduction, another
+/// constant only with average, maximum and minimum: a sum would add the constant once for each
+/// rank.
 std::optional<ShardingRule> masked_fill_scalar(const OpCall& call) {
   const bool zero = !call.is_none(2) && call.number(2) == 0;
   return pointwise_rule(call, zero ? "0*" : "0~ 0<", 1);
@@ -132,9 +129,9 @@ RuleFunction::Body overwrite(std::string_view linear) {
   };
 }
 
-/// The rule of a cast. A Partial sum remains Partial if the new type is floating-point and not
-/// narrower, so that no term is rounded. A Partial maximum or minimum remains Partial if the cast
-/// preserves the order of numbers, as casts to all types except bool and unsigned types do.
+/// The rule of a cast. A Partial sum remains Partial if no term is rounded (floating-point, not
+/// narrower). A Partial maximum or minimum remains Partial if the cast preserves the order of
+/// numbers.
 std::optional<ShardingRule> to_copy(const OpCall& call) {
   if (call.is_none(1)) {
     return pointwise_rule(call, "0*", 1);

@@ -6,8 +6,8 @@
 
 namespace tessera::rules {
 
-// The rules of reductions. A reduced dimension may be sharded if the results of the shards can be
-// reduced further. The result is then Partial, and is reduced when its value is needed.
+// The rules of reductions. If a reduced dimension is sharded, the result is Partial, and is reduced
+// when its value is needed.
 
 namespace {
 
@@ -50,7 +50,7 @@ std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, i
 }
 
 /// Adds the factor (einsum index letter) of a reduced dimension. No shard of a maximum or minimum
-/// may be empty, because libtorch throws for empty tensors. Other reductions accept empty shards.
+/// may be empty, because libtorch throws for empty tensors.
 int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   const std::optional<ReduceOp> op = reduction_of(kind);
   if (!op) {
@@ -70,8 +70,8 @@ void add_linearity(ShardingRule& rule, Kind kind, int self) {
   }
 }
 
-/// Returns the rule of a reduction of the first tensor. If a dtype argument casts the values first,
-/// a Partial input is not allowed, because its terms would be rounded one by one.
+/// Returns the rule of a reduction of the first tensor. If a dtype argument casts the input,
+/// Partial is not allowed, because each term would be rounded.
 ShardingRule reduction_rule(const OpCall& call, Kind kind, const Arguments& arguments,
                             std::size_t outputs) {
   const int self = call.tensor_index(0);
@@ -107,7 +107,7 @@ RuleFunction::Body reduction(Kind kind, Arguments arguments, std::size_t outputs
 }
 
 /// The rule of a mean: the sum of the shards' sums, divided by the global number of elements. In
-/// half precision, where the sum could overflow, the rule averages the means of equal shards.
+/// half precision, where sums could overflow, the means of equal shards are averaged.
 std::optional<ShardingRule> mean_rule(const OpCall& call) {
   const bool by_dim = call.op != "aten::mean";
   const Arguments arguments = by_dim ? Arguments{1, 2, 3} : Arguments{-1, -1, 1};
@@ -133,8 +133,8 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
   return rule;
 }
 
-/// Returns the rule of a p-norm. The rule permits sharded reduced dimensions only for norms without
-/// a root (p = 0, 1, infinity); src/dtensor/lowerings/ implements other norms of such tensors.
+/// Returns the rule of a p-norm. Reduced dimensions can be sharded only for norms without a root (p
+/// = 0, 1, infinity); src/dtensor/lowerings/ has the other norms.
 std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& arguments) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
@@ -285,8 +285,7 @@ Table scan_table() {
           }};
 }
 
-// The rules of losses. Samples can be sharded; classes are not sharded. The mean over all samples
-// is not computed from the shards' means, because shards can have different sizes.
+// The rules of losses. Samples can be sharded; classes are not sharded.
 
 namespace {
 
@@ -308,10 +307,9 @@ struct NllFactors {
   }
 };
 
-/// The rule of nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total
-/// weight. With kSum the loss is the sum of the shards' losses. With kMean the loss is divided by
-/// the total weight, which no rank can compute from its shard, so samples are not sharded. (For
-/// sharded samples a lowering is cheaper: src/dtensor/lowerings/reductions.cpp.)
+/// The rule of nll_loss_forward. Samples are not sharded for kMean, because no rank can compute the
+/// total weight from its shard. A lowering handles sharded samples
+/// (src/dtensor/lowerings/reductions.cpp).
 std::optional<ShardingRule> nll_forward(const OpCall& call) {
   const Sizes& sizes = call.tensor(0).sizes;
   if (sizes.empty()) {
@@ -371,9 +369,8 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   return rule;
 }
 
-/// The rule of an elementwise loss(self, ..., reduction, ...), or of its backward, which is linear
-/// in its first argument, the gradient. A mean is a sum of local sums, divided by the global number
-/// of elements. In half precision, local means are averaged, so all shards must have one size.
+/// The rule of an elementwise loss or its backward. A mean divides the sum of local sums by the
+/// global number of elements. Half precision averages the means of equal shards.
 std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_arg,
                                       bool is_backward) {
   ShardingRule rule = start(call);

@@ -258,9 +258,8 @@ std::size_t out_count(std::string_view op) {
 
 namespace tessera {
 
-// The functions with which sharding rules read the arguments of a call. The functions convert as
-// schemas do (int to float, one dimension to a list) and throw Error for other types. Such an error
-// means that the rule reads the wrong argument: a bug in a table of rules, not in the user's call.
+// Functions with which sharding rules read the arguments of a call, converted as schemas do. An
+// Error about a type is a bug in a rule, not in the user's call.
 
 namespace {
 

@@ -35,9 +35,8 @@ void add_linear(ShardingRule& rule, std::vector<int> inputs);
 /// Declares for each of `ops`: if all `inputs` are Partial(op), the outputs are Partial(op).
 void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
                 std::initializer_list<ReduceOp> ops);
-/// Calls add_linear() for each of `terms`, which are separated by blanks. The digits of a term are
-/// positions in `tensors`: if all these tensors are Partial, the outputs are Partial. The character
-/// after the digits, as in "01~", gives the reductions:
+/// Calls add_linear() for each of `terms`, which are separated by blanks: if the tensors with the
+/// positions (digits) in `tensors` are Partial, so are the outputs. Reductions, as in "01~":
 ///   none  sum, avg (jointly linear)      '~'  avg (affine)     '^'  max      'v'  min
 ///   '<'   max, min (not decreasing)      '*'  all (elements are selected, not changed)
 void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);
@@ -46,8 +45,8 @@ void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vec
 /// element is true if the argument is None or empty.
 std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
 
-/// Adds one factor (einsum index letter) for each dimension of the broadcast sizes, and gives the
-/// factors to `tensors`. Returns the result's factors; nullopt if the sizes cannot be broadcast.
+/// Gives `tensors` one factor (einsum index letter) for each broadcast dimension, and returns the
+/// result's factors. Returns nullopt if the sizes cannot be broadcast.
 std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
                                            const std::vector<int>& tensors);
 
@@ -104,24 +103,21 @@ struct UnaryRule {
 
 /// Returns the rule of an operator whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
-/// Returns the factors (index letters) of a slice of the tensor with the factors `whole`. `size`:
-/// the slice's size along `dim`; nullopt: the slice has no `dim`. `dim` of the tensor is unsharded.
+/// Returns the factors (index letters) of a slice of a tensor with the factors `whole`; `dim` is
+/// unsharded. `size`: the slice's size along `dim`; nullopt if the slice lacks `dim`.
 TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,
                          std::optional<std::int64_t> size);
 /// Returns the factors (einsum index letters) of a tensor of `sizes` that broadcasts to a tensor
-/// with the factors `to`. A dimension that broadcasts gets no factor, so it is replicated.
+/// with the factors `to`. Broadcast dimensions get no factor.
 TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
                                    const TensorFactors& to);
 
 // The tables of sharding rules. A new table is declared here and listed in
 // src/core/propagate/rule_registry.cpp.
 
-/// The sharding rule of the operators in `names`. Names are separated by blanks, without "aten::",
-/// and braces are expanded as in a shell ("add{,_}.Tensor add.out"). To add an operator, add a Row
-/// to a Table.
-///
-/// `body` describes the functional variant. rule_registry.cpp adapts `body` to in-place operators
-/// (whose name ends in '_') and out= overloads (whose overload name ends in "out").
+/// The sharding rule of the operators in `names`, which are separated by blanks, without "aten::",
+/// and with braces as in a shell ("add{,_}.Tensor add.out"). `body` describes the functional
+/// variant; rule_registry.cpp adapts `body` to in-place operators and out= overloads.
 struct Row {
   std::string_view names;
   RuleFunction::Body body;

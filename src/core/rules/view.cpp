@@ -13,10 +13,8 @@
 
 namespace tessera::rules {
 
-// The rules of views, and of copies that move elements as views do. Each rank runs the same view
-// operator on its local tensor, so a rule must ensure that the local view has the right elements.
-// Sizes among the arguments become local sizes (size_arguments). Operators that depend on a size of
-// 1 (squeeze) get a list of dimensions.
+// The rules of views, and of copies that move elements as views do. Each rank runs the operator on
+// its local tensor, with local sizes in place of global sizes among the arguments.
 
 namespace {
 
@@ -159,9 +157,8 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
 // The rules of reshape and view, which find the sub-dimensions that two shapes share.
 
 /// Finds the factors (einsum index letters) that both shapes of a reshape share. Each step divides
-/// one size of each shape by the greatest common divisor of both sizes, which becomes a factor: (2,
-/// 6) -> (4, 3) has the factors 2, 2, 3. If the divisor is 1, dimensions are not sharded until the
-/// products of the sizes so far are equal: (2, 3, 5) -> (3, 2, 5) shares only the factor 5.
+/// one size of each shape by the greatest common divisor of both: (2, 6) -> (4, 3) has the factors
+/// 2, 2, 3.
 class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
@@ -176,9 +173,9 @@ class Reshape {
     return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
   }
 
-  /// Finds factors (einsum index letters) for tensors without elements, which can be viewed in any
-  /// empty shape. Leading dimensions of equal size share factors. share() handles the remaining
-  /// sizes if their products are equal and not 0; otherwise equal trailing sizes share factors.
+  /// Finds factors (einsum index letters) for tensors without elements, which have views of any
+  /// empty shape. Equal leading sizes share factors; then share() is used, or equal trailing sizes
+  /// share factors.
   void share_without_elements() {
     const auto rest = std::ranges::mismatch(from_, to_);
     const auto same = static_cast<std::size_t>(rest.in1 - from_.begin());
@@ -328,9 +325,8 @@ Table view_table() {
           }};
 }
 
-// The rules of select_backward and others, which write a gradient into zeros, and of select_scatter
-// and others, which write a tensor into a copy of self. The dimension in which the operators select
-// positions is not sharded.
+// The rules of operators that write into zeros (select_backward) or into a copy of self
+// (select_scatter). The dimension with the selected positions is not sharded.
 
 namespace {
 

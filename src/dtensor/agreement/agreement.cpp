@@ -27,9 +27,8 @@
 
 namespace tessera {
 
-// Functions that compare values between the ranks of a mesh, or make one decision for all ranks.
-// Each function first finishes asynchronous redistributions, then communicates over the process
-// group of all ranks of the mesh.
+// Functions that compare values between all ranks of a mesh, or make one decision for all ranks.
+// Each function first finishes asynchronous redistributions.
 
 bool detail::checks_agreement() {
 #ifdef NDEBUG
@@ -70,10 +69,9 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
 
 namespace tessera::detail {
 
-// check_replicas() finds replicas (tensors that must be equal on all ranks) that differ between
-// ranks, and the first element that differs. If all replicas are equal, the cost is one exchange of
-// a hash in CPU memory. Values are sent only for the error message, in blocks, so that no rank
-// needs memory for the copies of all ranks.
+// check_replicas() finds replicas (tensors that must be equal on all ranks) that differ. Ranks
+// exchange a hash in CPU memory. Values are sent only for the error message, in blocks to save
+// memory.
 
 namespace {
 
@@ -332,8 +330,8 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
   return split;
 }
 
-/// Whether the local size of the rank at `coordinate` is added to the global size. If several ranks
-/// have copies of a shard, only one of these ranks is counted.
+/// Whether the local size of the rank at `coordinate` is added to the global size. Of several ranks
+/// with copies of a shard, only one rank is counted.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {

@@ -16,15 +16,14 @@
 
 namespace tessera::detail {
 
-// from_local, to_local and redistribute, which are differentiable. Each call records one autograd
-// node; the operators inside the call run on local tensors, below autograd. The backward of a node
-// calls the inverse function, which records a node as well, so gradients of gradients work.
+// Differentiable from_local, to_local and redistribute. Each call records one autograd node; its
+// operators run on local tensors, below autograd. The backward of a node records a node as well,
+// for second derivatives.
 
 namespace {
 
-/// Records in autograd's graph that `output` was computed from `input` by a new node of type
-/// Backward, constructed from `arguments`. `output` must have no autograd history and must not
-/// share a TensorImpl with `input`.
+/// Records in autograd's graph that a new node Backward(arguments) computed `output` from `input`.
+/// `output` must have no autograd history and must not share a TensorImpl with `input`.
 template <class Backward, class... Arguments>
 at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arguments) {
   if (!is_recorded(input)) {
@@ -72,16 +71,15 @@ struct RedistributeBackward final : Node {
   RedistributeOptions options;
 };
 
-/// Returns the local tensor for to_local(). Returns a copy for a detached view (DetachedView),
-/// which does not share memory with its base: a write by the caller would change the view but not
-/// the base.
+/// Returns the local tensor for to_local(). A detached view is copied, because a write by the
+/// caller would change the view but not its base.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
 
 /// Starts an asynchronous redistribution, without autograd. Returns an undefined tensor if no
-/// collective is needed. The spec of the result has contiguous strides, because the new local
-/// tensor, which has the real strides, does not exist before the collective ends.
+/// collective is needed. The result's spec has contiguous strides, because the real strides are
+/// unknown before the collective ends.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
@@ -121,9 +119,8 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
   return mode->call({name}, run).front().toTensor();
 }
 
-/// With TESSERA_DEBUG=1, compares a local gradient between ranks along each mesh dimension on which
-/// the gradient's layout is replicated, to find gradients that the caller of to_local() should have
-/// reduced. Collective.
+/// With TESSERA_DEBUG=1, compares a local gradient between ranks along replicated mesh dimensions,
+/// to find gradients that the caller of to_local() should have reduced. Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
@@ -214,10 +211,8 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
       options);
 }
 
-// Hooks on gradients. Optimizers expect the gradient of a leaf in the leaf's layout, but backward
-// sometimes chooses a cheaper layout, so a hook redistributes the gradient. The hook is installed
-// when an operator first uses the leaf. A second hook, on plain tensors, converts distributed
-// gradients to plain gradients.
+// Hooks on gradients. A leaf's hook redistributes the gradient to the leaf's layout, as optimizers
+// expect. A plain tensor's hook converts a distributed gradient to a plain gradient.
 
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();

@@ -24,9 +24,8 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor);
 
-/// Installs the hook that redistributes a leaf's gradient to the leaf's layout (Partial is replaced
-/// by Replicate). Must be called when an operator first uses the leaf, before the leaf can have a
-/// gradient.
+/// Installs the hook that redistributes a leaf's gradient to the leaf's layout, with Replicate for
+/// Partial. Must be called when an operator first uses the leaf.
 inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   if (!impl.has_autograd_state() || impl.has_gradient_hook()) {
     return;
@@ -36,9 +35,9 @@ inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& 
   }
 }
 
-/// Installs the hook that converts a distributed gradient of a plain tensor to a plain and complete
-/// gradient. Called by operators that combine plain and distributed tensors. `tensor` must require
-/// grad. The hook is collective if the gradient is sharded or Partial.
+/// Installs the hook that converts a plain tensor's distributed gradient to a plain, complete
+/// gradient. `tensor` must require grad. The hook is collective if the gradient is sharded or
+/// Partial.
 void keep_gradient_plain(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

@@ -25,12 +25,8 @@
 
 namespace tessera::detail {
 
-/// The cache key of an operator call: a list of 64-bit words with everything that the call plan
-/// depends on. The words describe the operator, the interned spec of each distributed tensor, the
-/// sizes, strides and dtype of each plain tensor, and the arguments that sharding rules read. Each
-/// thread reuses one CallKey, so that building a key allocates nothing. A call has the same key
-/// with boxed and with unboxed arguments, because the functions add() for both kinds of arguments
-/// add the same words.
+/// The cache key of an operator call: 64-bit words for everything that the call plan depends on.
+/// Boxed and unboxed calls have the same key. Each thread reuses one CallKey to allocate nothing.
 class CallKey {
  public:
   using Kind = OperatorInfo::ArgumentKind;
@@ -42,7 +38,7 @@ class CallKey {
   void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
   /// Adds a tensor to the cache key. A distributed tensor is one word: the address of its interned
-  /// spec. The low bits of the word are flags for meta tensors and detached views.
+  /// spec, with flags for meta tensors and detached views in the low bits.
   void add(Kind, const at::Tensor& tensor) {
     const auto* impl = tensor.defined() ? as_distributed(tensor) : nullptr;
     if (impl != nullptr) [[likely]] {
@@ -61,9 +57,8 @@ class CallKey {
       add(kind, tensor);
     }
   }
-  // Adds the value of a number to the cache key. For kind kScalar (a number that no sharding rule
-  // reads), adds only the type of the number. Otherwise a learning rate that changes at each step
-  // would need a new call plan at each step.
+  // Adds a number to the cache key. For kScalar (a number that no sharding rule reads), adds only
+  // the type: otherwise each new learning rate would need a new call plan.
   void add(Kind kind, std::int64_t value) {
     if (begin_number(kind, value, NumberType::kInteger)) {
       push(static_cast<std::uint64_t>(value));
@@ -111,8 +106,8 @@ class CallKey {
   }
 
   std::span<const std::uint64_t> words() const { return {words_.data(), words_.size()}; }
-  /// Hashes the cache key by Fibonacci hashing, word by word. The shift moves the high bits of the
-  /// product, which are mixed best, to the low bits, which select an entry of the hash table.
+  /// Hashes the words by Fibonacci hashing. The shift moves the high bits, which are mixed best, to
+  /// the low bits, which select an entry of the hash table.
   std::uint64_t hash() const {
     std::uint64_t hash = words_.size();
     for (const auto word : words_) {
@@ -123,9 +118,8 @@ class CallKey {
   }
 
  private:
-  // The low bits of a word are a tag that says what the word describes. The three low bits of a
-  // spec's address are free, because specs are aligned to 8 bytes. All other words have the lowest
-  // bit set.
+  // The low bits of a word say what the word describes. The address of a spec, aligned to 8 bytes,
+  // has three free bits; all other words have the lowest bit set.
   static constexpr std::uint64_t kMeta = 2;
   static constexpr std::uint64_t kDetached = 4;
   static constexpr std::uint64_t kNone = 1;
@@ -155,9 +149,8 @@ class CallKey {
   c10::SmallVector<std::uint64_t, 32> words_;
 };
 
-/// A hash table with the plans of this thread's recent operator calls. The size is bounded: if
-/// there is no empty entry for a new plan, the plan replaces the least recently used plan. Each
-/// thread has its own cache, so that ranks that are threads need no locks.
+/// A hash table with the plans of this thread's recent calls, so that ranks that are threads need
+/// no locks. The size is bounded: new plans replace the least recently used plans.
 class CallCache {
  public:
   static CallCache& of_thread() {
@@ -172,8 +165,8 @@ class CallCache {
   CallCache& operator=(const CallCache&) = delete;
   ~CallCache() { here_ = nullptr; }
 
-  /// The cache key of the call that look_up() looks up next. insert() stores a new call plan with
-  /// the same key, so no other operator may be dispatched between look_up() and insert().
+  /// The cache key of the next look_up(). insert() stores a call plan with the same key, so no
+  /// other operator may be dispatched in between.
   CallKey& key() { return key_; }
 
   struct Lookup {
@@ -200,10 +193,8 @@ class CallCache {
   void clear();
 
  private:
-  // A call plan is stored at the position of its key's hash or in one of the next few positions.
-  // insert() uses the first empty position or, if there is none, replaces the least recently used
-  // plan. Plans are never removed without replacement, so look_up() stops at the first empty
-  // position.
+  // A plan is stored at the position of its key's hash or in one of the next positions. Plans are
+  // replaced but never removed, so look_up() stops at the first empty position.
   static constexpr std::size_t kSlots = 8192;
   static constexpr std::size_t kNeighbourhood = 8;
 

@@ -1,5 +1,5 @@
-// Runs an operator call that reached kDistributedKey in three steps: builds the cache key of the
-// call, finds or makes the call plan, and runs the call as the kind of the call plan requires.
+// Runs an operator call that reached kDistributedKey: builds the cache key, finds or makes the call
+// plan, and runs the call as the kind of the call plan requires.
 
 #include <ATen/core/DimVector.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -34,8 +34,8 @@ namespace tessera::detail {
 namespace {
 
 void run_form(PlannedCall& call) {
-  // Before a lowering runs, each tensor argument needs the same steps as in localize_arguments: the
-  // hook on the gradient of a leaf, and an error for a view whose base was written later.
+  // As in localize_arguments, a leaf needs the hook on its gradient, and a view whose base was
+  // written later is an error.
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
     if (DistributedTensorImpl* impl = as_distributed(tensor)) {
       keep_gradient_layout(*impl, tensor);
@@ -50,9 +50,8 @@ void run_form(PlannedCall& call) {
   std::ranges::move(results, std::back_inserter(call.stack));
 }
 
-/// Runs a call without distributed tensors, in the scope of a MetaDevice or OperatorMode. With a
-/// MetaDevice, a factory function makes a meta tensor, unless the call passes a device or a tensor
-/// (zeros_like), whose device is used.
+/// Runs a call without distributed tensors under a MetaDevice or OperatorMode. With a MetaDevice,
+/// factory functions make meta tensors, unless the call passes a device or a tensor (zeros_like).
 void run_plain(PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (makes_meta_tensors() && info.device >= 0 && !info.takes_tensors) {
@@ -65,9 +64,9 @@ void run_plain(PlannedCall& call) {
   call.op.callBoxed(call.stack);
 }
 
-/// Runs libtorch's composite kernel, whose operators reach kDistributedKey one by one. The
-/// redispatch excludes kDistributedKey and the keys up to ADInplaceOrView; otherwise the call would
-/// reach this function again and again.
+/// Runs libtorch's composite kernel, whose operators reach kDistributedKey one by one. Excludes
+/// kDistributedKey and the keys up to ADInplaceOrView, because otherwise the call would reach this
+/// function again.
 void run_decomposed(PlannedCall& call) {
   // The CPU kernel of a _foreach_ operator loops over lists of tensors and works for all devices.
   if (call.info.traits.has(Trait::kForeach)) {
@@ -82,8 +81,8 @@ void run_decomposed(PlannedCall& call) {
   call.op.redispatchBoxed(keys & below, &call.stack);
 }
 
-/// Runs a call with `run` if the StrictScope and ReplicationScope of this thread permit the call.
-/// Otherwise throws Error before data is moved. Collectives are recorded with the operator's name.
+/// Runs a call if the StrictScope and ReplicationScope of this thread permit the call; otherwise
+/// throws Error before data is moved. Collectives are recorded with the operator's name.
 template <class Run>
 void run_allowed(PlannedCall& call, const Run& run) {
   check_policy(call);
@@ -132,9 +131,8 @@ bool is_seen_by_modes(const OperatorInfo& info) {
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
-  // An OperatorMode may return results without running the operator; the stack then still has the
-  // arguments. If the operator ran, its results were moved out of the stack, which left empty
-  // values. In both cases, the results of the mode replace the contents of the stack.
+  // If an OperatorMode does not run the operator, the stack still has the arguments; otherwise the
+  // stack has empty values. In both cases, the mode's results replace these entries.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
@@ -190,9 +188,8 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
   }
 }
 
-/// Adds a plain tensor to the cache key: one word with properties, then sizes and strides. The word
-/// of properties has a tag in its lowest bits and, above the tag: wrapped number (1 bit), meta (1
-/// bit), dtype (8 bits from bit 8), number of dimensions.
+/// Adds a plain tensor to the cache key: one word, then sizes and strides. The word has a tag,
+/// wrapped number (1 bit), meta (1 bit), dtype (8 bits from bit 8), number of dimensions.
 void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return push(kNone);
@@ -243,8 +240,8 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Adds a list to the cache key: its length, then each element as an argument of `kind`. Without
-/// the length, the lists {a}, {b, c} and the lists {a, b}, {c} would have the same cache key.
+/// Adds a list to the cache key: its length, then each element. Without the length, the lists {a},
+/// {b, c} and the lists {a, b}, {c} would have the same key.
 void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   begin_list(value.toListRef().size());
   for (const c10::IValue& element : value.toListRef()) {
@@ -252,8 +249,8 @@ void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Adds a boxed value to the cache key. Must add the same words as the overloads of add() for
-/// unboxed values, because calls with boxed and with unboxed arguments share cached plans.
+/// Adds a boxed value to the cache key. Must add the same words as add() for unboxed values,
+/// because boxed and unboxed calls share cached plans.
 void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   if (value.isNone()) {
     add_none(kind);

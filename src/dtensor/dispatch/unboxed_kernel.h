@@ -31,10 +31,9 @@
 
 namespace tessera::detail {
 
-/// A kernel with unboxed arguments for operator `Op`: a struct of at::_ops, or a FusedOperator that
-/// returns tensors. For a call with a cached plan of kind kDirect, unwraps the local tensors and
-/// wraps the results without a stack. Boxes every other call and passes the call to dispatch(),
-/// with the result of the cache look-up.
+/// A kernel with unboxed arguments for operator `Op` (of at::_ops, or a FusedOperator). Calls with
+/// a cached plan of kind kDirect run without a stack; other calls are boxed and passed to
+/// dispatch().
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
@@ -80,8 +79,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return call_boxed([&](auto& stack) { dispatch(handle(), info, stack, found); }, arguments...);
   }
 
-  /// Looks up the plan of the call. The fold over the comma operator evaluates from left to right,
-  /// so the arguments are added to the cache key in schema order.
+  /// Looks up the plan of the call. A fold over the comma operator evaluates from left to right, so
+  /// the arguments are in the cache key in schema order.
   static CallCache::Lookup look_up(const OperatorInfo& info, const Arguments&... arguments) {
     CallCache& cache = CallCache::of_thread();
     CallKey& key = cache.key();
@@ -147,9 +146,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// Calls the backend's kernel directly, because the call has already passed all keys above the
-  /// backend's key. In a FakeMode, and for lazy conjugation or negation, dispatches by all keys
-  /// instead: the keys of these three features are between kDistributedKey and the backend's key.
+  /// Calls the backend's kernel directly. In a FakeMode, and for lazy conjugation or negation,
+  /// dispatches instead: these features have keys between kDistributedKey and the backend's key.
   template <class Locals>
   static Result run_kernel(Locals& locals) {
     BelowAutograd guard;
@@ -212,16 +210,15 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if (result.scalar_type() == spec->dtype) [[likely]] {
       return wrap(std::move(result), spec);
     }
-    // Compares the result's dtype with the call plan's dtype, because the dtype of some results
-    // depends on state that is not in the cache key, such as torch's default dtype.
+    // The dtype of some results depends on state that is not in the cache key, such as torch's
+    // default dtype.
     auto other = *spec;
     other.dtype = result.scalar_type();
     return wrap(std::move(result), intern_spec(std::move(other)));
   }
 
-  /// Makes `view` share the version counter of `base`, as autograd requires, and returns `view`. In
-  /// ordinary calls, the ADInplaceOrView key does so, but this call has already passed that key.
-  /// Inference tensors have no version counter.
+  /// Makes `view` share the version counter of `base`, as the ADInplaceOrView key does in ordinary
+  /// calls. Inference tensors have no version counter.
   template <class Base>
   static void share_version(const at::Tensor& view, const Base& base) {
     if constexpr (std::is_same_v<Base, at::Tensor>) {

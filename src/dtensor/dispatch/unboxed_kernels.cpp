@@ -1,6 +1,5 @@
 // Kernels with unboxed arguments for the operators that a training step calls most. Such a kernel
-// saves about a microsecond per call, but costs compile time. Without these kernels the results
-// would be the same.
+// only saves about a microsecond per call, and costs compile time.
 
 #include "dispatch/unboxed_kernel.h"
 

@@ -36,9 +36,8 @@ at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
   return narrow_stride_zero(tensor, strides).contiguous().expand(tensor.sizes());
 }
 
-/// Whether as_strided(tensor, sizes, strides, offset) reads only elements of `tensor`, and no
-/// memory between elements. Sets the position of each element in a bool buffer to true, and checks
-/// that the same as_strided view of the buffer contains only true.
+/// Whether as_strided(tensor, sizes, strides, offset) reads only elements of `tensor`. Marks the
+/// elements in a bool buffer, and checks that the same view of the buffer contains only true.
 bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides,
                       std::int64_t offset) {
   const BelowAutograd guard;
@@ -49,19 +48,16 @@ bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntAr
   return marks.as_strided(sizes, strides, offset).all().item<bool>();
 }
 
-/// Adds the storage offset of the local tensor (argument 0) to the offset argument of as_strided
-/// and its variants. The caller's offset is relative to the first element of the distributed
-/// tensor. For a gathered tensor, throws Error on all ranks if the gathered copy has other strides
-/// than the distributed tensor, or if the view would read memory between elements, which a gather
-/// drops.
+/// Adds the local tensor's storage offset to the offset argument of as_strided, which is relative
+/// to the distributed tensor. Throws Error if a gathered copy lacks the strides or the memory for
+/// the view.
 void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                               std::span<c10::IValue> arguments) {
   const auto where = static_cast<std::size_t>(info.storage_offset);
   const auto& input = plan.inputs.front();
   auto local = arguments[0].toTensor();
-  // In a distributed tensor, all positions along a dimension of stride 0 are one element in memory.
-  // A gather makes a separate element for each position; expand_again() restores the single
-  // element.
+  // All positions along a dimension of stride 0 are one element in memory. A gather makes separate
+  // elements; expand_again() restores the single element.
   if (input.plan && !has_strides(local, input.spec->strides)) {
     local = expand_again(local, input.spec->strides);
     arguments[0] = local;
@@ -138,8 +134,8 @@ class Localizer {
     return locals;
   }
 
-  /// Returns the local tensor that replaces `tensor`. Also adds the local tensor to `run_.locals`
-  /// if the call plan has a LocalCall, and to `run_.written` if the operator writes the tensor.
+  /// Returns the local tensor that replaces `tensor`. Adds the local tensor to `run_.locals` for a
+  /// LocalCall, and to `run_.written` if the operator writes the tensor.
   at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
     const CallPlan::Input& input = plan_.inputs[next_input_];
     DistributedTensorImpl* impl = as_distributed(tensor);
@@ -154,8 +150,8 @@ class Localizer {
     if (input.plan) {
       local = moved(local, input);
     }
-    // The operator may resize an empty local tensor, but the caller's tensor must not be resized on
-    // only this rank. So the operator gets a copy of an empty local tensor.
+    // The operator gets a copy of an empty local tensor, because the caller's tensor must not be
+    // resized on only this rank.
     if (input.written != nullptr && impl != nullptr && local.numel() == 0) {
       local = local.clone();
     }
@@ -169,8 +165,8 @@ class Localizer {
     return local;
   }
 
-  /// If the operator writes `tensor`, and `tensor` is a DetachedView (a view with its own copy of
-  /// the base's elements), records `tensor`. The write is later repeated on the base.
+  /// If the operator writes a DetachedView (a view with its own copy of the base's elements),
+  /// records `tensor`, so that the write is later repeated on the base.
   void check_detached(const DistributedTensorImpl& impl, const at::Tensor& tensor,
                       std::size_t argument) {
     if (!impl.detached_view()) {
@@ -206,8 +202,8 @@ class Localizer {
     return result;
   }
 
-  /// Redistributes the local tensor `local`. For an operator without a sharding rule, also restores
-  /// the strides of the distributed tensor, with a copy if the gathered tensor has other strides.
+  /// Redistributes `local`. For an operator without a sharding rule, also restores the strides of
+  /// the distributed tensor, with a copy if necessary.
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
     at::Tensor result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
     if (plan_.has_rule || result.strides() == input.spec->strides) {
@@ -278,7 +274,7 @@ class ResultWrapper {
   }
 
   /// Puts the caller's tensor `original` on the stack as the result of an in-place operator. If the
-  /// operator changes shapes, first gives `original` the new local tensor and a new spec.
+  /// operator changes shapes, first gives `original` its new local tensor and spec.
   void give_back(c10::IValue& value, c10::IValue original) {
     DistributedTensorImpl* impl =
         info_.changes_shape && original.isTensor() ? as_distributed(original.toTensor()) : nullptr;
@@ -302,9 +298,8 @@ class ResultWrapper {
                             : wrap_view(std::move(local), std::move(spec));
   }
 
-  /// Wraps a view of a local tensor. If the base was not redistributed, the view shares the version
-  /// counter of the base, unless the base is an inference tensor. A view of a redistributed copy or
-  /// of a detached view gets a DetachedView, which checks reads and repeats writes on the base.
+  /// Wraps a view of a local tensor. The view shares the version counter of the base. If the base
+  /// was redistributed, the view gets a DetachedView, which repeats writes on the base.
   at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
     const DistributedTensorImpl* base =
         run_.viewed.defined() ? as_distributed(run_.viewed) : nullptr;
@@ -324,9 +319,8 @@ class ResultWrapper {
 
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
-    // The results of one view call, such as split(), do not overlap, so a write to one result does
-    // not make another result invalid. The results therefore share the recorded version of the
-    // base.
+    // The results of one view call, such as split(), do not overlap: a write to one result leaves
+    // the others valid. So all results share the recorded version of the base.
     seen_ = seen_ == nullptr ? view->seen : seen_;
     view->seen = seen_;
     if (!run_.is_moved()) {
@@ -357,17 +351,16 @@ class ResultWrapper {
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
-    // Compares the result's dtype with the call plan's dtype, because the dtype of some results
-    // depends on state that is not in the cache key, such as torch's default dtype.
+    // The dtype of some results depends on state that is not in the cache key, such as torch's
+    // default dtype.
     if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
       output.spec = first_spec(output, local);
     }
     return output.spec;
   }
 
-  /// Makes the spec of an output after the kernel has run, which determines the dtype and the order
-  /// of dimensions in memory. Sizes that the sharding rule does not know come from the local result
-  /// if they are not sharded. A check finds sharding rules that give wrong sizes.
+  /// Makes the spec of an output after the kernel, which determines the dtype, the order of
+  /// dimensions in memory, and unsharded sizes that the sharding rule does not know.
   TensorSpecPtr first_spec(CallPlan::Output& output, const at::Tensor& local) {
     const ShardingSpec sharding{plan_.replicated.mesh, output.layout};
     for (std::size_t dim = 0; dim < output.sizes.size(); ++dim) {

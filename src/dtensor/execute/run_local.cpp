@@ -25,9 +25,8 @@ namespace tessera::detail {
 
 namespace {
 
-/// An OrdinaryViewScope turns inference mode off while the operator makes a view of a redistributed
-/// copy. In inference mode the view would have no version counter, but libtorch requires a version
-/// counter if the tensor that the caller views has one.
+/// Turns inference mode off while the operator makes a view of a redistributed copy: libtorch
+/// requires a version counter, which inference tensors lack.
 class OrdinaryViewScope : NoCopy {
  public:
   explicit OrdinaryViewScope(const LocalRun& run) {
@@ -46,8 +45,8 @@ class OrdinaryViewScope : NoCopy {
   std::optional<c10::InferenceMode> ordinary_;
 };
 
-/// Returns the arguments for the operator of CallPlan::LocalCall, which runs on local tensors in
-/// place of the called operator: values from the call plan, and local tensors of this call.
+/// Returns the arguments of CallPlan::LocalCall, the operator that replaces the called operator:
+/// values from the call plan, and local tensors of this call.
 std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   const auto& schema = local.op.schema().arguments();
@@ -106,8 +105,7 @@ void run_operator(LocalRun& run) {
 }
 
 /// If an operator without a sharding rule has resized an out= tensor, gives the distributed tensor
-/// the new sizes. Throws Error if the tensor was not empty. The operator ran on whole tensors, so
-/// either all ranks throw, or no rank throws.
+/// the new sizes. Throws Error, on all ranks, if the tensor was not empty.
 void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
@@ -196,15 +194,13 @@ void run_local(PlannedCall& call, CallKind kind) {
   wrap_results(run);
 }
 
-// The random operators of at:: that draw by global index, without a gather. Each such operator
-// takes the next random key of the rank's sequence (fills.h), whatever the layout, so that the
-// numbers do not depend on the mesh. Other random operators run on gathered tensors, under a
-// SeededGenerator. This code handles distributed tensors; plain_random.cpp handles plain tensors.
+// Random operators that draw by global index. Each operator takes the next random key of the rank's
+// sequence (fills.h), so the numbers do not depend on the mesh. Other random operators gather.
 
 namespace {
 
-/// Fills a Partial tensor with random numbers. The numbers are drawn into a temporary tensor, with
-/// Replicate where `self` is Partial, and are then converted to the terms of `self`.
+/// Fills a Partial tensor with random numbers. A temporary tensor, with Replicate in place of
+/// Partial, is filled and then converted to the terms of `self`.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();

@@ -54,9 +54,8 @@ TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 /// data-parallel ranks. Collective if the ranks must exchange their counts of batch rows.
 void check_rows_together(const PlannedCall& call);
 
-/// Runs an in-place random operator that draws each number by its element's global index, so that
-/// every mesh draws the same numbers. Collective only for a DetachedView (a view of a gathered
-/// copy), because the new values are also written to the base.
+/// Runs an in-place random operator that draws each number by global index, so that every mesh
+/// draws the same numbers. Collective only for a DetachedView, because its base is also written.
 void run_random_inplace(PlannedCall& call);
 
 /// Runs native_dropout, which draws by each element's global index: every mesh drops the same

@@ -108,16 +108,14 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return SiluMul::call(gate, up);
 }
 
-// Dropout with a mask that is drawn from the random key and each element's index in the global
-// tensor, so every mesh gets the same mask. Dropout is linear: backward calls the same operator on
-// the gradient, which draws the mask again, so the mask is never saved.
+// Dropout with a mask drawn from the random key and each element's global index, so every mesh gets
+// the same mask. Backward draws the mask again, so the mask is never saved.
 
 namespace {
 
-/// The dropout operator. `seed` and `stream` are the bits of a RandomKey. `first_element` is the
-/// index of the first element of x in the global tensor. The values of these three Scalars are not
-/// in cache keys, because `stream` differs in each call. `place`: flat_place() of `x`, the global
-/// indices of a shard; empty if `x` is the whole tensor.
+/// `seed` and `stream`: the bits of a RandomKey. `first_element`: the global index of the first
+/// element of x. `place`: flat_place() of a shard `x`, otherwise empty. Cache keys lack the
+/// Scalars, because `stream` changes.
 struct Dropout : FusedOperator<Dropout, at::Tensor(const at::Tensor&, double, const at::Scalar&,
                                                    const at::Scalar&, const at::Scalar&,
                                                    c10::SymIntArrayRef)> {
@@ -179,9 +177,8 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t fi
   return Dropout::call(x, p, number_of(key.seed), number_of(key.stream), first_element, {});
 }
 
-// Rotary position embedding of a tensor (batch, sequence, heads, head_dim). `cos` and `sin` are
-// tables of the cosines and sines of the rotation angles. Backward rotates the gradient back and
-// needs no saved input.
+// Rotary position embedding of (batch, sequence, heads, head_dim) by tables of cosines and sines.
+// Backward rotates the gradient back and needs no saved input.
 
 namespace {
 
@@ -326,9 +323,8 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
   return {std::move(turned_q), std::move(turned_k)};
 }
 
-// RMS norm in one kernel: x / rms(x) * weight along the last dimension. add_rms_norm returns the
-// norm of x + residual, and the sum. All dimensions except the last can be sharded, because rows
-// are independent. Backward needs x (or the sum) and `rstd`, which is 1 / rms(x) for each row.
+// RMS norm in one kernel: x / rms(x) * weight along the last dimension, which is unsharded.
+// add_rms_norm also returns the sum x + residual. Backward needs the input and `rstd` = 1 / rms(x).
 
 namespace {
 

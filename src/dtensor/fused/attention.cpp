@@ -258,16 +258,14 @@ void merge(AttentionPart& merged, const AttentionPart& part) {
   merged.log_sum_exp = std::move(log_sum_exp);
 }
 
-// Attention by libtorch's kernels. The attention operator is a composite operator
-// (CompositeImplicitAutograd) instead of a new kernel: libtorch's operators already have gradients,
-// sharding rules and names for checkpoint policies. libtorch chooses the kernel. For unequal
-// numbers of query and kv heads libtorch would choose the slow math back end, so heads are repeated
-// instead.
+// Attention by libtorch's kernels. The operator is CompositeImplicitAutograd, because libtorch's
+// operators have gradients and sharding rules. kv heads are repeated for grouped queries; otherwise
+// libtorch would choose its slow math back end.
 
 namespace {
 
-/// Returns a plain tensor with the global sizes of `tensor`. libtorch can choose a kernel only for
-/// plain tensors. Global sizes are equal on all ranks, so all ranks get the same kernel.
+/// Returns a plain tensor with the global sizes of `tensor`, for which libtorch chooses the same
+/// kernel on all ranks.
 at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
@@ -390,12 +388,9 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return op.call(q, k, v, causal, optional_tensor(mask), dropout);
 }
 
-// Chunked attention: causal attention of chunks of a sequence to the keys of the whole sequence.
-// Each chunk needs two kernel calls: one without a mask for the keys before the chunk, and one with
-// a causal mask for the chunk's own keys. A single call would need a mask of chunk * keys elements
-// and a slower kernel. Forward merges the two results by log-sum-exp, as in blockwise and ring
-// attention (Liu et al. 2023), and saves only the merged results for both backward kernels. Each
-// document in a chunk is computed as a separate sequence.
+// Chunked attention. Each chunk of a sequence needs two kernel calls: unmasked for the keys before
+// the chunk, causal for the chunk's own keys. The results are merged by log-sum-exp (Liu et al.
+// 2023).
 
 namespace {
 
@@ -542,8 +537,8 @@ struct BlockCall {
       : q(queries), k(block.keys.of(all_k)), v(block.keys.of(all_v)) {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
-      // The mask is cheap compared to the attention scores: the mask has at most chunk * (chunk +
-      // window) elements, or chunk^2 if the window is longer than the chunk.
+      // The mask is cheap compared to the attention scores: at most chunk * (chunk + window)
+      // elements, or chunk^2 for a longer window.
       seen.mask = window_term({.queries = chunk.length,
                                .keys = block.keys.length,
                                .own = chunk.first - block.keys.first,
@@ -615,10 +610,9 @@ AttentionGradients run_chunked_attention_backward(const at::Tensor& grad, const 
   return {of_q, of_k, of_v};
 }
 
-/// The factors (einsum index letters) of the tensors of chunked attention. Heads can be sharded;
-/// the batch only without documents, because document offsets refer to the whole batch. The query
-/// heads are split into (kv heads, group), because a group of query heads shares a kv head (Ainslie
-/// et al. 2023).
+/// The factors (einsum index letters) of chunked attention. Heads can be sharded; the batch only
+/// without documents, because document offsets refer to the whole batch. Query heads are split into
+/// (kv heads, group).
 struct ChunkFactors {
   rules::TensorFactors queries, keys, statistics;
 };

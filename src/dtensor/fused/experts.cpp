@@ -94,8 +94,8 @@ at::Tensor differentiable_all_to_all_uneven(const at::Tensor& x, Counts output_c
                   AllToAllUneven::call_below_autograd(x, output_counts, input_counts, group));
 }
 
-// The operator that repeats each row and permutes the rows. Its backward gathers and sums rows in a
-// fixed order; index_select's backward would add rows in an order that depends on the device.
+// Repeats and permutes rows. Backward sums rows in a fixed order; in index_select's backward, the
+// order would depend on the device.
 
 struct PermuteRows : FusedOperator<PermuteRows, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                            const at::Tensor&, std::int64_t)> {

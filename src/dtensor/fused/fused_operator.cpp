@@ -48,7 +48,7 @@ void FusedNode::record(const at::Tensor& result) {
 }
 
 /// Redistributes a result's gradient to the layout of the result, so that the inputs' gradients get
-/// the layouts of the inputs. A replicated gradient needs no communication and is not changed.
+/// the layouts of the inputs. A replicated gradient is not changed.
 at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_t result) const {
   const TensorSpecPtr& spec = results_[result];
   const DistributedTensorImpl* given = as_distributed(gradient);

@@ -1,6 +1,5 @@
-// Code that all operators in src/dtensor/fused share. Each operator is defined in one file: a
-// FusedOperator with its name and schema, a kernel, a sharding rule, and an autograd node. The
-// backward of an operator is a separate FusedOperator.
+// Code shared by all operators in src/dtensor/fused. Each operator has a FusedOperator (name and
+// schema), a kernel, a sharding rule and an autograd node. Its backward is another FusedOperator.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -34,9 +33,8 @@ inline OptionalTensor optional_tensor(const at::Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-/// A FusedOperator calls an operator of this library, like the structs in at::_ops call libtorch's
-/// operators. `Op` has a `name`, such as "tessera::silu_mul", and a `signature`, such as "(Tensor
-/// gate, Tensor up) -> Tensor".
+/// Calls an operator of this library, like the structs in at::_ops. `Op` has a `name`
+/// ("tessera::silu_mul") and a `signature` ("(Tensor gate, Tensor up) -> Tensor").
 template <class Op, class Schema>
 class FusedOperator;
 
@@ -118,15 +116,14 @@ class FusedNode : public Node {
 };
 
 /// The autograd node of an operator whose first result is not saved for backward. Other nodes save
-/// a KeptTensor instead of the result; the KeptTensor asks this node to recompute the result.
+/// a KeptTensor, which asks this node to recompute the result.
 class RecomputableNode : public FusedNode {
  public:
   /// Whether `tensor` can be recomputed: whether `tensor` is the first result of this node and has
   /// not been written in place since.
   bool can_recompute(const at::Tensor& tensor);
-  /// Returns the recomputed first result. The nodes that need the result run before this node in a
-  /// backward; the first of these nodes computes the result. The result is cached until this node
-  /// runs or the backward ends.
+  /// Returns the recomputed first result. The result is cached until this node runs or the backward
+  /// ends. Nodes that need the result run before this node.
   at::Tensor recompute() { return recompute_for({}); }
   /// Whether compute_with() is implemented, which also computes the gradients of the inputs.
   virtual bool takes_gradient() const { return false; }

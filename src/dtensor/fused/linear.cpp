@@ -8,10 +8,8 @@
 
 namespace tessera::detail {
 
-// Embedding. The table can be sharded by rows (vocabulary parallel) or by columns; the indices can
-// be sharded independently. With a table sharded by rows, each rank looks up its own rows and
-// returns zeros for all other rows: the result is Partial. Backward writes a dense gradient of the
-// rank's rows.
+// Embedding. The table can be sharded by rows (vocabulary parallel) or by columns. If the table is
+// sharded by rows, each rank returns zeros for rows of other ranks: the result is Partial.
 
 namespace {
 
@@ -131,11 +129,9 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return Embedding::call(weight, indices, /*first_row=*/0, /*total_rows=*/-1);
 }
 
-// The fp8 matrix product of a linear layer, and its two gradients. Each rank computes the scale of
-// a sharded row from its shard of the row, without communication. Because scales are powers of two,
-// a shard's scale and the whole row's scale round elements equally, except for elements that are
-// subnormal in fp8 with the whole row's scale (kernels/detail/fused.h). Rounding is not linear, so
-// Partial inputs are reduced first.
+// The fp8 matrix product of a linear layer. Each rank computes the scale of a sharded row from its
+// shard. Scales are powers of two, so only subnormal elements can be rounded differently. Partial
+// inputs are reduced first.
 
 namespace {
 
@@ -227,8 +223,8 @@ at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weig
   };
   const auto node = formula_node("fp8_linear", "Fp8LinearBackward", backward, x, weight);
   if (node != nullptr) {
-    // Saves x and weight in their own dtypes. An fp8 x is not useful: backward needs scales along
-    // another dimension. Neither is an fp8 weight: FSDP gathers the weight again in backward.
+    // Does not save fp8 copies: backward needs scales of x along another dimension, and FSDP
+    // gathers the weight again in backward.
     node->save(x, weight);
   }
   return recorded(node, Fp8Linear::call_below_autograd(x, weight));

@@ -19,9 +19,8 @@
 
 namespace tessera::detail {
 
-// Cross entropy over a sharded vocabulary needs no all-gather of the logits, a language model's
-// largest activation. Two all-reduces suffice: the maximum of each token's logits, then two sums
-// for each token. Backward needs no communication.
+// Cross entropy over a sharded vocabulary needs no all-gather of the logits. Two all-reduces
+// suffice: the maximum, then sums, for each token. Backward needs no communication.
 
 namespace {
 
@@ -130,9 +129,8 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
 }
 
 // Computes the cross entropy of each row of logits, by Megatron-LM's algorithm if the vocabulary is
-// sharded: the lowering (lowering.h) makes two all-reduces. Cross entropy is one operator, because
-// several operators would each save a copy of the logits. Autograd saves the logits and a few
-// numbers per row of logits; backward recomputes the softmax without communication.
+// sharded (lowering.h). A single operator saves one copy of the logits; backward recomputes the
+// softmax.
 
 namespace {
 
@@ -144,8 +142,8 @@ struct CrossEntropy : FusedOperator<CrossEntropy, TwoTensors(const at::Tensor&, 
       "float z_loss=0.0) -> (Tensor losses, Tensor log_sum_exp)";
 };
 
-/// The operator for the gradient of the logits. `vocabulary`: the number of columns over all ranks.
-/// `logits` has the columns from `first_column` on, or all columns if `vocabulary` is negative.
+/// The gradient of the logits. `vocabulary`: the number of columns over all ranks; negative if
+/// `logits` has all columns. Otherwise `logits` has the columns from `first_column` on.
 struct CrossEntropyBackward
     : FusedOperator<CrossEntropyBackward,
                     at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -231,8 +229,8 @@ LayoutPtr layout_of_rows(const TensorSpec& logits) {
   return Layout::intern(layout->mesh_sizes(), {layout->dims()[0]}, {});
 }
 
-/// Returns the bytes that one rank sends for cross entropy with a sharded vocabulary. The rank
-/// sends a maximum for each row, then two or three sums for each row.
+/// Returns the bytes that one rank sends for cross entropy with a sharded vocabulary: a maximum,
+/// then two or three sums, for each row.
 std::optional<double> bytes_of_split(const BoundCall& bound) {
   const DistributedTensorImpl* logits = non_partial_argument(bound, 0);
   if (logits == nullptr || !has_consecutive_columns(logits->spec()->sharding, 1)) {
@@ -288,8 +286,8 @@ TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tens
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule,
                        &differentiable_cross_entropy);
-  // The sharding rule copies the option values of cross entropy into the call plan. So a call plan
-  // is valid for only these option values, and the cache key must contain them.
+  // The sharding rule copies the option values of cross entropy into the call plan, so the cache
+  // key must contain these values.
   define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule,
                                nullptr, /*reads_numbers=*/true);
 }

@@ -37,9 +37,8 @@
 
 namespace tessera {
 
-// The class DistributedTensor and its free functions check arguments, convert placements to
-// layouts, and call autograd.cpp. Functions that make a tensor use make_agreed: with
-// TESSERA_DEBUG=1 all ranks throw if the ranks disagree.
+// DistributedTensor and its free functions check arguments, convert placements to layouts, and call
+// autograd.cpp. With TESSERA_DEBUG=1, make_agreed throws on all ranks if the ranks disagree.
 
 namespace {
 
@@ -48,8 +47,8 @@ std::string text_of(const DistributedTensor& tensor) {
          c10::toString(tensor.tensor().scalar_type());
 }
 
-/// Compares `number`, a hash, between ranks. Returns a list of the ranks whose hash differs from
-/// the hash of the mesh's first rank, as text ("1, 3"); empty if all hashes are equal. Collective.
+/// Compares `number`, a hash, between ranks. Returns the ranks whose hash differs from that of the
+/// mesh's first rank, as text ("1, 3"); empty if all hashes are equal. Collective.
 std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   const comm::CallerScope caller("check_agreement");
   const detail::BelowAutograd guard;
@@ -71,8 +70,7 @@ void compare(const DeviceMesh& mesh, const std::string& text) {
 }
 
 /// Returns the result of `make`, which must not communicate. If checks_agreement(), the ranks
-/// compare a description of the result. A rank on which `make` throws sends another text, so that
-/// all ranks throw; this rank rethrows the exception of `make`.
+/// compare their results, and all ranks throw if `make` throws on one rank.
 DistributedTensor make_agreed(const DeviceMesh& mesh,
                               const std::function<DistributedTensor()>& make) {
   if (!detail::checks_agreement()) {
@@ -122,9 +120,8 @@ std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMe
   return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
-/// Returns the layout that `placements` describe for the local gradient of a tensor with `layout`
-/// and global `sizes`. Throws Error, on all ranks, unless `placements` shard the tensor as `layout`
-/// does.
+/// Returns the layout that `placements` describe for the local gradient of a tensor. Throws Error,
+/// on all ranks, unless `placements` shard the tensor as `layout` does.
 LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& placements,
                          const Layout& layout, c10::IntArrayRef sizes) {
   if (!placements) {
@@ -278,8 +275,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   }
   const auto sizes = tensor.sizes().vec();
   // The ranks compare the arguments before the scatter, because ranks with different arguments
-  // would wait for each other forever. Only the layout and sizes of `empty` are used, not its
-  // elements.
+  // would wait for each other forever. Only the layout and sizes of `empty` are used.
   const auto empty = make_agreed(mesh, [&] {
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
@@ -296,8 +292,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
 }
 
 /// Prevents the installation of the hook that redistributes a leaf's gradient to the leaf's layout.
-/// Returns false if the hook is already installed, or if an earlier call for `leaf` has prevented
-/// the installation.
+/// Returns false if the hook is already installed or prevented.
 bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
   TESSERA_CHECK(impl != nullptr, "leave_gradient_pending: pass a distributed tensor");
@@ -308,8 +303,8 @@ bool leave_gradient_pending(const at::Tensor& leaf) {
   return true;
 }
 
-// Factory functions for distributed tensors. Each rank makes its shard and computes each element
-// from the element's global index. So nothing is sent, and every mesh gets the same tensor.
+// Factory functions for distributed tensors. Each rank computes its shard from global indices, so
+// nothing is sent, and every mesh gets the same tensor.
 
 namespace {
 
@@ -317,9 +312,8 @@ at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
   return options.has_device() ? options : options.device(mesh.device());
 }
 
-/// Makes a distributed tensor without Partial, fills the tensor by `fill`, and then makes it
-/// Partial if requested. Sets `requires_grad` last, so that the result is a leaf and not the result
-/// of a redistribution.
+/// Makes a distributed tensor without Partial, fills the tensor by `fill`, and converts it to
+/// Partial if requested. Sets `requires_grad` last, so that the result is a leaf.
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
@@ -486,9 +480,8 @@ std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   return partial != nullptr ? partial->op : ReduceOp::kSum;
 }
 
-/// Returns the default layout of the gradient of a local_map argument: the argument's layout
-/// without Partial. On a mesh dimension where the argument is replicated and a result is not, adds
-/// Partial.
+/// Returns the default layout of a local_map argument's gradient: the argument's layout without
+/// Partial. Adds Partial on mesh dimensions where the argument is replicated and a result is not.
 LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
                           const std::vector<Placements>& results) {
   std::vector<PartialDim> partial;
