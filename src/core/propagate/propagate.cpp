@@ -287,7 +287,7 @@ class TensorGroupPropagation {
   }
 
   /// Returns the placement that `choice` needs for an input. An added tensor (a bias) without the
-  /// sharded factor (index letter) becomes Partial, so that only one rank adds the tensor.
+  /// sharded factor (index letter) becomes Partial, so that the tensor is added only once.
   FactorPlacement wanted_placement(int input, const Choice& choice) const {
     if (choice.kind == Choice::kFactor) {
       const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
