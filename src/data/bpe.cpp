@@ -181,7 +181,7 @@ class Bpe {
 
  private:
   /// Prepares next_border(), which cuts words before space symbols. There is no cut where a token
-  /// contains a character and the following space symbol, because a merge could join them.
+  /// contains a character and the following space symbol, because a merge could join both.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {

@@ -400,8 +400,8 @@ BpeTokenizerParts read_parts(const JsonField& root) {
 }
 
 /// Checks add_prefix_space of a single ByteLevel. Throws Error unless `transformers` uses an equal
-/// flag: from tokenizer_config.json, or else the ByteLevel's flag for Llama and unnamed tokenizer
-/// classes, or else false.
+/// flag: from tokenizer_config.json, or else the ByteLevel's flag for a Llama class or without a
+/// tokenizer class, or else false.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

@@ -127,8 +127,8 @@ Table normalisation_table() {
 namespace {
 
 /// The factors (einsum index letters) of a convolution's input (batch, in, space), weight (out, in,
-/// window) and result (batch, out, space). Space and window are unsharded; channels too if there
-/// are several groups.
+/// window) and result (batch, out, space). Space and window are not sharded; channels only without
+/// groups.
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;
@@ -192,7 +192,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
 }
 
 /// The rule of convolution_backward. Input channels are not sharded if the gradient of the bias is
-/// requested: each rank would compute the whole gradient, so their sum would be wrong.
+/// requested: each rank would compute the whole gradient, and the sum over ranks would be wrong.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   if (!is_supported(call.tensor(1), call.tensor(2), call.boolean_or(7, false))) {
     return std::nullopt;

@@ -35,8 +35,8 @@ void add_linear(ShardingRule& rule, std::vector<int> inputs);
 /// Declares for each of `ops`: if all `inputs` are Partial(op), the outputs are Partial(op).
 void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
                 std::initializer_list<ReduceOp> ops);
-/// Calls add_linear() for each of `terms`, which are separated by blanks: if the tensors with the
-/// positions (digits) in `tensors` are Partial, so are the outputs. Reductions, as in "01~":
+/// Calls add_linear() for each of `terms`, which are separated by blanks. In "01~", the digits are
+/// positions in `tensors`: Partial inputs that give Partial outputs. '~' gives the reductions:
 ///   none  sum, avg (jointly linear)      '~'  avg (affine)     '^'  max      'v'  min
 ///   '<'   max, min (not decreasing)      '*'  all (elements are selected, not changed)
 void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);

@@ -312,8 +312,8 @@ at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
   return options.has_device() ? options : options.device(mesh.device());
 }
 
-/// Makes a distributed tensor without Partial, fills the tensor by `fill`, and converts it to
-/// Partial if requested. Sets `requires_grad` last, so that the result is a leaf.
+/// Makes a distributed tensor without Partial, fills the tensor by `fill`, and converts the tensor
+/// to Partial if requested. Sets `requires_grad` last, so that the result is a leaf.
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
