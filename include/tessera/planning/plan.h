@@ -49,7 +49,7 @@ struct PlanOptions {
   /// A function that returns advice on how to reduce memory of a MemoryKind, for a run that does
   /// not fit. If the function is empty, the advice is general.
   std::function<std::string(observe::MemoryKind)> remedy{};
-  /// Returns numbers that determine tensor sizes on the rank at `coordinate`, such as its number of
+  /// Returns numbers that determine tensor sizes on the rank at `coordinate`, such as the number of
   /// samples. Ranks with equal numbers and equal shard sizes form a RankKind. If empty, plan_run()
   /// also plans the last rank of each RankKind, and throws Error if the two plans differ.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};

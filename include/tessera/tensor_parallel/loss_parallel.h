@@ -22,8 +22,8 @@ struct CrossEntropyOptions {
   /// targets that are not ignored; correct only if this number is equal on all data-parallel ranks.
   at::Tensor tokens = {};
   /// Alternative to `tokens`: the data-parallel mesh of fully_shard. Reduction Mean then averages
-  /// over the targets of all its ranks, by an all-reduce of one number per call. For micro-batches
-  /// use `tokens`.
+  /// over the targets of all ranks of this mesh, by an all-reduce of one number per call. For
+  /// micro-batches use `tokens`.
   DeviceMesh over = {};
   /// Label smoothing as in torch's cross_entropy, a number from 0 to 1.
   double label_smoothing = 0;
@@ -44,9 +44,9 @@ struct CrossEntropyOptions {
 ///
 /// Collective over the mesh if logits or targets are sharded; backward does not communicate. The
 /// gradient has the layout and dtype of the logits. Throws Error for other shapes, dtypes and
-/// layouts (Partial, strided), for targets outside of the vocabulary, and under create_graph. With
-/// ignored targets and fully_shard or replicate on several ranks, reduction Mean needs `tokens` or
-/// `over`; otherwise throws Error.
+/// layouts (Partial, strided), and for targets outside of the vocabulary. Backward throws Error
+/// under create_graph. In training with fully_shard or replicate on several ranks, a mean with
+/// ignored targets throws Error without `tokens` or `over`.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const CrossEntropyOptions& options = {});
 
@@ -79,8 +79,7 @@ struct LinearCrossEntropyOptions {
 /// Memory of a rank in addition to the arguments:
 /// * the logits of one chunk
 /// * with gradients: the gradients of `hidden` and `weight`; for a 16-bit weight, the weight's
-///   gradient
-///   is summed in fp32
+///   gradient is summed in fp32
 /// * for such a sum, except on CUDA: copies of the chunk's rows of `hidden` and of the chunk's
 ///   logits
 ///

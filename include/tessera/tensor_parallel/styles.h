@@ -52,8 +52,8 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 // Styles and options have PyTorch's names. Two defaults differ: use_local_output, and the meaning
 // of a plain input (docs/tensor_parallel.md). Options of several styles:
 // * input_layouts: the placement of forward's first argument if the argument is plain. Replicate
-//   (the
-//   default): equal on every rank. Otherwise: this rank's part of a tensor with this placement.
+//   (the default): equal on every rank. Otherwise: this rank's part of a tensor with this
+//   placement.
 // * output_layouts: the placement of the first tensor in forward's result.
 // * regather: backward gathers a split input again, so that only the shard is saved (Korthikanti et
 //   al. 2022). For nn::Linear and nn::FusedLinear with a column-wise style. Set the option in the
@@ -185,7 +185,7 @@ StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
 /// For user-defined styles: converts `tensor`, an argument or result of `module`, to placement
 /// `desired` on the 1-D `mesh`. `layout`: the placement of a plain tensor, with global sizes
-/// `sizes` (default: the ranks exchange their sizes). `regather`: whether backward gathers a split
+/// `sizes` (default: the ranks exchange the sizes). `regather`: whether backward gathers a split
 /// input again.
 ///
 /// Collective if data or sizes are sent. Differentiable. Throws Error if `tensor` is undefined or

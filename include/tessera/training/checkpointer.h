@@ -122,7 +122,8 @@ class Checkpointer : tessera::detail::NoCopy {
   std::optional<double> after_step(const TrainState& state, const Json& entries = Json::object(),
                                    bool stopped = false);
   /// Waits for the last save, and repeats a failed save once. Returns the error of the second
-  /// attempt, or nullptr. The world must exist until then. Write other results before rethrowing.
+  /// attempt, or nullptr. The world must exist until finish() returns. Write other results before
+  /// rethrowing.
   [[nodiscard]] std::exception_ptr finish(const TrainState& state,
                                           const Json& entries = Json::object());
 

@@ -72,10 +72,10 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 ///   const auto loss = [&](std::int64_t) { return at::mse_loss((*model)(x), y); };
 ///   const training::StepResult result = training::step(state, mesh["dp"], {.batch = 32}, loss);
 ///
-/// `data_mesh`: all mesh dimensions whose ranks have different data. The norm is over the
-/// gradients of the model and the optimizer. Collective over the model's meshes. Throws Error on
-/// every rank for a NaN or infinite loss or norm, and for a model without a parameter on
-/// `data_mesh`. A libtorch exception becomes an Error on its rank.
+/// `data_mesh`: all mesh dimensions whose ranks have different data. The norm is over the gradients
+/// of the model and the optimizer. Collective over the model's meshes. Throws Error on every rank
+/// for a NaN or infinite loss or norm, and for a model without a parameter on `data_mesh`. A
+/// libtorch exception on one rank becomes an Error on that rank.
 ///
 /// A step that throws clears all gradients and is not counted. After a NaN or infinite value,
 /// parameters on a CPU are unchanged. On a GPU, parameters may be updated: load a checkpoint.
@@ -120,9 +120,10 @@ class StepMeter {
 };
 
 /// Returns the mean loss of held-out batches 0 to `batches` - 1, in eval mode and without
-/// gradients. `loss` returns the plain scalar loss of this rank's part of a batch. If `stop`,
-/// called after each batch and equal on all ranks, returns true, the result is nullopt. Collective
-/// over `data_mesh` (see step()) and the meshes of `loss`. Throws Error if `batches` is 0.
+/// gradients. `loss` returns the plain scalar loss of this rank's part of a batch. `stop` is called
+/// after each batch, and must be equal on all ranks; true ends the evaluation with nullopt.
+/// Collective over `data_mesh` (see step()) and the meshes of `loss`. Throws Error if `batches` is
+/// 0.
 std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
                                std::int64_t batches,
                                const std::function<at::Tensor(std::int64_t batch)>& loss,

@@ -11,8 +11,8 @@ TESSERA_API_BEGIN
 namespace tessera::planning {
 
 /// A GPU and its cluster. Rates (FLOP/s, bytes per second) are data-sheet values. A `..._share` is
-/// the fraction of a rate that training reaches: product_share, attention_share_64 and memory_share
-/// as measured on one H200 (libtorch 2.11), the others as estimated.
+/// the fraction of a rate that training reaches. product_share, attention_share_64 and memory_share
+/// were measured on one H200 (libtorch 2.11); the others are estimates.
 struct Machine {
   std::string name;
   double memory_bytes = 0;      ///< memory of one device in bytes

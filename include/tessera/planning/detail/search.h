@@ -102,8 +102,8 @@ std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
 
 /// Estimates all combinations of a tp size within a node, a kind of activation checkpointing, and
 /// ZeRO-2 or 3. Where only full checkpointing fits, adds a layout with the fewest checkpointed
-/// blocks. If nothing fits, tries more micro-batches, then cp; from 16384 tokens on, always tries
-/// cp. Throws Error if no layout can be planned.
+/// blocks. If no layout fits, tries more micro-batches, then cp. Also tries cp for sequences of
+/// 16384 tokens or more. Throws Error if no layout can be planned.
 Search search(const SearchSpace& space);
 
 }  // namespace tessera::planning
