@@ -245,7 +245,7 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
 }
 
 /// All process groups are checked before one is stored, so that an error leaves the mesh unchanged.
-/// The lock: other threads can use the same mesh.
+/// The mutex is locked, because other threads can use the mesh.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
   DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));

@@ -17,9 +17,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// While a MetaDevice exists, tensors that this thread creates without a device are meta tensors,
-/// with sizes but no storage. New parameters, too, are meta tensors. Scopes can nest. Like
-/// torch.device("meta").
+/// While a MetaDevice exists, this thread creates parameters, and tensors without a given device,
+/// on the meta device: sizes without storage. Scopes can nest. Like torch.device("meta").
 class MetaDevice : tessera::detail::NoCopy {
   tessera::detail::MetaFactoryGuard factories_;
 };

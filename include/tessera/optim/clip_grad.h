@@ -34,7 +34,7 @@ struct NormOptions {
 ///
 /// Collective over the ranks of all meshes: one all-reduce; the CPU does not wait. Without
 /// distributed parameters and `over`, nothing is communicated. Throws Error for a norm_type of 0 or
-/// less, and if `over` is needed.
+/// less, and without `over` if no mesh contains all others.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
 /// Multiplies all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm (grad_norm()).

@@ -34,18 +34,18 @@ class Optimizer : tessera::detail::NoCopy {
  public:
   virtual ~Optimizer() = default;
 
-  /// Updates the parameters from their gradients. Gradients are multiplied by `gradient_factor` (1
-  /// / scale of a GradScaler) in the dtype of the update, at least fp32. Gradient values are
-  /// unspecified afterwards: call zero_grad().
+  /// Updates the parameters from their gradients. Gradients are multiplied by `gradient_factor` in
+  /// the dtype of the update, at least fp32. Gradient values are unspecified afterwards: call
+  /// zero_grad().
   ///
-  /// The first step (with TESSERA_DEBUG=1, every step) checks that gradients of copies are equal,
-  /// and throws Error otherwise. The check is collective over the root meshes of distributed
-  /// parameters.
+  /// The first step (with TESSERA_DEBUG=1, every step) throws Error if ranks with copies of a
+  /// parameter have different gradients. The check is collective over the root meshes of
+  /// distributed parameters.
   void step(double gradient_factor = 1.0);
   /// Like step() with a number, but the factor is a plain 0-d device tensor, equal on every rank,
   /// such as ClipFactor::factor. The CPU does not wait. Scaled gradients are rounded to their
   /// dtype. If the factor is NaN or infinite, parameters on a CPU and their state are unchanged. On
-  /// a GPU, only fp32 parameters of AdamW are. An Ema still updates its averages.
+  /// a GPU, only fp32 parameters of AdamW are unchanged. An Ema still updates its averages.
   void step(const at::Tensor& gradient_factor);
   /// Clears the gradients, including the gradients that FSDP has accumulated but not reduced. Not
   /// collective.
@@ -110,8 +110,9 @@ class Ema final : public Optimizer {
   std::vector<StateTensor> state() override;
 
   /// Exchanges the parameters with their averages, for evaluation or export; a second call restores
-  /// the parameters. Until then, step() and state() throw Error. Not between a forward and its
-  /// backward. Not collective. Throws Error, before any change, for parameters narrower than fp32.
+  /// the parameters. Until then, step() and state() throw Error. Must not be called between a
+  /// forward and its backward. Not collective. Throws Error, before any change, for parameters
+  /// narrower than fp32.
   void swap();
 
  private:

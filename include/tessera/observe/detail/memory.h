@@ -45,7 +45,7 @@ struct TensorMemoryOptions {
 };
 
 /// Like count_tensor_memory() of metrics.h, but with options. A second call changes the options.
-/// Not while other threads use tensors.
+/// Must not be called while other threads use tensors.
 void count_tensor_memory(TensorMemoryOptions options);
 /// Returns the number of bytes in all allocated blocks of memory; nullopt before
 /// count_tensor_memory() was called.
