@@ -127,7 +127,7 @@ struct LoadReport {
 
 /// Fills the model and the optimizer state from a step, or from the newest step of a folder. The
 /// mesh and the number of ranks can differ from those of the save. Each rank reads the bytes of its
-/// shards and verifies their checksums.
+/// shards and verifies the checksums.
 ///
 /// Collective over `world`. An error on one rank is thrown on all ranks. Throws Error, before
 /// anything is changed, if names, sizes or dtypes do not fit, or the step does not exist. Throws
@@ -165,8 +165,7 @@ class SaveFuture {
 /// thread writes the copy while training continues.
 ///
 /// Collective over `world`. The next save() or async_save() first waits for this save. If this save
-/// failed and wait() has not thrown the error, the next save throws the error on all ranks and
-/// saves nothing.
+/// fails without a call of wait(), the next save throws the error on all ranks and saves nothing.
 [[nodiscard]] SaveFuture async_save(comm::World& world, const std::filesystem::path& dir,
                                     std::int64_t step, const StateDict& state,
                                     const SaveOptions& options = {});

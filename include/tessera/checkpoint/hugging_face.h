@@ -28,9 +28,12 @@ namespace tessera::checkpoint {
 /// `model_name`: returns the name in the model for a tensor name in the files, or "" to skip the
 /// tensor.
 ///
-/// Collective over `world`. Throws Error, on all ranks and before anything is changed, if names,
-/// sizes or dtypes do not fit, for damaged files, and for meta or gathered parameters. If reading
-/// fails later, all parameters count as uninitialized.
+/// Collective over `world`. Throws Error on all ranks, before anything is changed:
+/// - if names, sizes or dtypes do not fit;
+/// - if a file is damaged;
+/// - if a parameter is on the meta device or gathered by FSDP.
+///
+///  If reading fails later, all parameters count as uninitialized.
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
                        const std::filesystem::path& folder,
                        const std::function<std::string(const std::string&)>& model_name = {});

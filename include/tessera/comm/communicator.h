@@ -23,9 +23,9 @@ struct TensorOptions;
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Thrown by a collective if another rank died, aborted or did not call in time. On CUDA the kernel
-/// can still run, so do not free the tensors: end the process, or abort the group and synchronize
-/// the device.
+/// Thrown by a collective if another rank died, aborted or did not call in time. On CUDA the
+/// collective's kernel can still run and use the tensors. Before tensors are freed, abort the group
+/// and synchronize the device, or end the process.
 class PeerError : public Error {
  public:
   using Error::Error;
@@ -103,8 +103,8 @@ class Communicator {
   /// Whether all_gather_group() and reduce_scatter_group() read and write the given tensors
   /// directly, without packing the tensors into a buffer.
   virtual bool moves_groups_in_place() const { return false; }
-  /// Whether a reduction with ReduceOp::kAvg costs no more than with kSum. If so, and the number of
-  /// ranks is a power of two, kAvg must be bit-equal to kSum and a division (except subnormals and
+  /// Whether a reduction with ReduceOp::kAvg costs no more than with kSum. If true, kAvg must give
+  /// the same bits as kSum and a division, for a power of two of ranks (except for subnormals and
   /// overflow).
   virtual bool averages_while_reducing() const { return false; }
   /// Returns an uninitialised flat tensor of `numel` elements for this group's collectives. NCCL
@@ -116,8 +116,9 @@ class Communicator {
   /// pass equally many flags. The CPUs communicate: the call waits for no GPU work.
   virtual void any_rank(std::span<std::uint8_t> flags);
   /// Sets the purpose of the next collectives, such as "unit 'layers.3'", for messages. Not
-  /// collective, but all ranks must pass the same string. Ranks compare their strings in
-  /// agree_on_calls() or, with the shared-memory back end or TESSERA_DEBUG=1, in collectives.
+  /// collective, but all ranks must pass the same string. Ranks compare the strings in
+  /// agree_on_calls(). With the shared-memory back end or TESSERA_DEBUG=1, ranks compare the
+  /// strings in collectives.
   virtual void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }
   const std::string& purpose() const { return purpose_; }
   /// Whether each call first compares the ranks' collectives and their purposes (set_purpose()),

@@ -15,9 +15,9 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Makes a World of the processes of `ranks`, such as MPI_COMM_WORLD. Rank numbers are those of
-/// `ranks`. The World can outlive the communicator. Collective over `ranks`. Throws Error if MPI is
-/// not initialised or fails, and for MPI_COMM_NULL.
+/// Makes a World of the processes of `ranks`, such as MPI_COMM_WORLD. A process has the same rank
+/// in the World as in `ranks`. The World can outlive the communicator. Collective over `ranks`.
+/// Throws Error if MPI is not initialised or fails, and for MPI_COMM_NULL.
 ///   MPI_Init(&argc, &argv);
 ///   const comm::WorldScope scope(comm::world_from_mpi(MPI_COMM_WORLD));
 inline WorldPtr world_from_mpi(MPI_Comm ranks, const WorldOptions& options = {}) {

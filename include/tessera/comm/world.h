@@ -84,10 +84,10 @@ class WorldScope : tessera::detail::NoCopy {
   int exceptions_;
 };
 
-/// Makes the World from the environment variables of the launcher (tessera-run, torchrun, Slurm,
-/// Open MPI); without such variables, a world of one rank. Collective. Ignores SIGPIPE from then
-/// on, unless the process has a handler. Throws Error if variables contradict each other, the port
-/// is in use, or a rank is late.
+/// Makes the World from the environment variables of tessera-run, torchrun, Slurm or Open MPI.
+/// Without such variables, makes a world of one rank. Collective. Ignores SIGPIPE from then on,
+/// unless the process has a handler. Throws Error if variables contradict each other, the port is
+/// in use, or a rank is late.
 WorldPtr world_from_environment(const WorldOptions& options = {});
 
 /// Makes the World of `size` ranks that another library has started. `rank`: this rank.

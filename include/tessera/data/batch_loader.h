@@ -104,10 +104,10 @@ struct RowRange {
 std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
                                    std::int64_t rank, std::int64_t ranks);
 
-/// Loads batches of samples. Row i of step s is sample s * batch + i of the global order, which
-/// mixes the sources in proportion to their weights. With a shuffle, each pass over a source is a
-/// new permutation, equal on every mesh. Each rank creates the same loader and loads only its rows.
-/// Not collective. Thread safe, because immutable.
+/// Loads batches of samples. Row i of step s is sample s * batch + i of the global order. The
+/// global order mixes the sources in proportion to the weights. With a shuffle, each pass over a
+/// source is a new permutation, equal on every mesh. Each rank creates the same loader and loads
+/// only its rows. Not collective. Thread safe, because immutable.
 class BatchLoader {
  public:
   /// Throws Error if a source has too few samples for its fraction of a batch, if sequence lengths

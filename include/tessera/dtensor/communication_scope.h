@@ -11,11 +11,11 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// A CommunicationScope records this rank's collectives while the scope exists: the number of calls
-/// and bytes for each mesh dimension, and a list of calls. The bytes of a call are the size of the
-/// tensor that this rank passes. The list grows with each call: use a scope for one step. Not
-/// collective. Records all threads of this rank; only one thread may use the scope. Like PyTorch's
-/// CommDebugMode.
+/// A CommunicationScope records this rank's collectives while the scope exists. For each mesh
+/// dimension the scope counts calls and bytes. The scope also lists the calls. The bytes of a call
+/// are the size of the tensor that this rank passes. The list grows with each call: use a scope for
+/// one step. Not collective. Records all threads of this rank; only one thread may use the scope.
+/// Like PyTorch's CommDebugMode.
 ///
 ///   CommunicationScope communication(mesh);
 ///   model(x).sum().backward();

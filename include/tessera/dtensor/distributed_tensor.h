@@ -26,7 +26,7 @@ namespace tessera {
 /// call collectives at a time. Thread safety is that of at::Tensor.
 ///
 /// Functions that make or redistribute distributed tensors throw Error, on every rank, for a
-/// Partial placement whose reduction the dtype does not support. bool supports max, min and
+/// Partial placement with a reduction that the dtype does not support. bool supports max, min and
 /// product. Integers support all reductions but avg. Complex dtypes support sum and avg.
 class DistributedTensor {
  public:

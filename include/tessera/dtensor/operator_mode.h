@@ -33,9 +33,9 @@ class OperatorMode {
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 
-/// While an OperatorModeScope exists, operators of this thread and its backwards go to `mode`,
-/// which must outlive the scope. An inner scope replaces an outer scope. Scopes end in reverse
-/// order on the same thread.
+/// While an OperatorModeScope exists, operators of this thread and of its backwards are passed to
+/// `mode`. `mode` must outlive the scope. An inner scope replaces an outer scope. Scopes end in
+/// reverse order on the same thread.
 class OperatorModeScope {
  public:
   explicit OperatorModeScope(OperatorMode& mode);

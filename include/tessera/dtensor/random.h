@@ -14,8 +14,8 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// The key of counter-based random numbers: Philox4x32-10 (Salmon et al., 2011). An element's value
-/// depends only on `seed`, `stream` and the row-major index in the global tensor: bit-equal on
-/// every mesh, and on CPU and CUDA. Use another `stream` for every parameter and call.
+/// depends only on `seed`, `stream` and the row-major index in the global tensor. Values are
+/// bit-equal on every mesh, and on CPU and CUDA. Use another `stream` for every parameter and call.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
@@ -39,10 +39,10 @@ void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low
 /// Sets each element of a tensor to 1 with probability `p`, and otherwise to 0. See uniform_().
 void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 
-/// Sets the seed of the random operators of at:: on this thread and in its backwards, for
-/// distributed tensors and for plain tensors in the forward of a parallelized module
-/// (docs/random.md). Not collective, but every rank must set the same seed and make the same calls.
-/// The ranks then get shards of the same global tensors on every mesh.
+/// Sets the seed of the random operators of at:: on this thread and in backwards of this thread.
+/// The seed applies to distributed tensors, and to plain tensors in the forward of a parallelized
+/// module (docs/random.md). Not collective, but every rank must set the same seed and make the same
+/// calls. The ranks then get shards of the same global tensors on every mesh.
 ///
 /// A generator that is passed to an operator replaces the seed, and must be equal on every rank.
 /// libtorch's own generators are not changed.

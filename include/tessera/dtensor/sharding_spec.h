@@ -20,9 +20,9 @@ struct ShardingSpec {
 
 /// Options of a redistribution.
 struct RedistributeOptions {
-  /// Whether redistribute() returns before its last collective has finished. The first use of the
+  /// Whether redistribute() returns before the last collective has finished. The first use of the
   /// result waits, and throws if the collective failed. On a CPU the next synchronous
-  /// redistribution also waits. The gradient is redistributed asynchronously too.
+  /// redistribution also waits. In backward the gradient is redistributed asynchronously.
   bool async = false;
 };
 

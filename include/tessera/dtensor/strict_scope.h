@@ -10,8 +10,9 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// While a StrictScope exists, implicit communication on this thread and in its backwards throws
-/// Error: redistributions that the program did not request, and gathers for operators without a
-/// sharding rule. TESSERA_STRICT=1 does the same for the whole process.
+/// Error. Implicit communication is a redistribution that the program did not request, or the
+/// gather of an operator without a sharding rule. TESSERA_STRICT=1 does the same for the whole
+/// process.
 ///
 /// Allowed: item(), bool(), and the reduction of a leaf's gradient to the leaf's layout.
 class StrictScope {

@@ -37,8 +37,8 @@ std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::files
                                             std::int64_t after, const std::string& run_id);
 
 /// Removes the manifest of a damaged step, so that the step counts as an unfinished save of this
-/// run. Call on one rank. Throws Error if the step belongs to another run. A damaged manifest does
-/// not name its run: the caller must ensure that the folder belongs to this run.
+/// run. Call on one rank. Throws Error if the step belongs to another run. The caller must ensure
+/// that the folder belongs to this run, because a damaged manifest does not name the run.
 void withdraw_step(const std::filesystem::path& dir, std::int64_t step, const std::string& run_id);
 
 }  // namespace tessera::checkpoint::detail

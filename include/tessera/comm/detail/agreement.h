@@ -24,8 +24,8 @@ namespace tessera::comm {
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
                                                      const std::vector<std::int64_t>& own);
 
-/// Returns the numbers `own` of each rank. The CPUs communicate: the call waits for no GPU work.
-/// With fake_world() all numbers are those of this rank.
+/// Returns the numbers `own` of each rank. The CPUs communicate: the call waits for no GPU work. In
+/// a fake world (fake_world()) every rank has the numbers of this rank.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own);
 

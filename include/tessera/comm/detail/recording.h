@@ -11,8 +11,9 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A CallRecorder lists the collectives that a TrafficCounter counts, in the order of their starts.
-/// The list grows with each call, so record one step and not a training run. Thread safe.
+/// A CallRecorder lists the collectives that a TrafficCounter counts, in the order in which the
+/// collectives start. The list grows with each call, so record one step and not a training run.
+/// Thread safe.
 class CallRecorder : tessera::detail::NoCopy {
  public:
   explicit CallRecorder(TrafficCounter& counter);

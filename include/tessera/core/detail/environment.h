@@ -17,8 +17,8 @@ namespace tessera::detail {
 /// each call. Thread safe unless a thread calls setenv().
 std::optional<bool> environment_switch(const char* name);
 
-/// Returns whether TESSERA_DEBUG is on; `unset` if the variable is not set. TESSERA_DEBUG makes
-/// ranks compare their calls and values by extra collectives.
+/// Returns whether TESSERA_DEBUG is on; `unset` if the variable is not set. If TESSERA_DEBUG is on,
+/// extra collectives compare the calls and values of the ranks.
 bool debug_checks(bool unset = false);
 
 /// Returns the path of the shared library `name` in the folder of the shared library that contains

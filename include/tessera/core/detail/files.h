@@ -54,8 +54,8 @@ class AtomicFile : tessera::detail::NoCopy {
 /// empty. `path` is returned unchanged if the working directory no longer exists.
 std::filesystem::path absolute_path(const std::filesystem::path& path);
 
-/// Removes the temporary files of killed processes of this machine in `folder`. of(name): whether
-/// to remove the temporary files of target file `name`. Ignores errors.
+/// Removes the temporary files of killed processes of this machine in `folder`. of(name) returns
+/// whether temporary files of the target file `name` are removed. Ignores errors.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of);
 

@@ -118,8 +118,8 @@ inline LayoutPtr Layout::ptr() const {
 
 /// Converts PyTorch's `placements` (one per mesh dimension) to a layout of a tensor of global
 /// `sizes` on a mesh of `mesh_sizes`. Negative Shard dimensions count from the end. Not collective.
-/// Throws Error for a dimension out of range, a wrong number of placements, or a StridedShard that
-/// does not align with other shards.
+/// Throws Error for a dimension out of range, for a wrong number of placements, and for a
+/// StridedShard with unaligned chunks.
 LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes);
 /// Converts `layout` of a tensor of global `sizes` to PyTorch's placements. A dimension that is not

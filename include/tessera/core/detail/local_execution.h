@@ -47,7 +47,7 @@ namespace tessera::detail {
 /// The part of a ShardingRule that says how a rank runs the operator on its local tensors. Rules
 /// that programs register rarely need this part.
 struct LocalExecution {
-  /// A call to run on local tensors instead of the operator, for operators that would read local
+  /// A call that replaces the operator on local tensors. Needed if the operator would read local
   /// sizes in place of global sizes. For example, a mean over a sharded dimension becomes a sum
   /// with `scale`. If Propagation::use_local_call is true, SizeArgument::arg is an index in `args`.
   struct LocalCall {

@@ -31,8 +31,8 @@ enum class StepKind : std::uint8_t {
 struct Step {
   StepKind kind;
   /// The mesh dimensions of the step's process group, in the order in which these mesh dimensions
-  /// divide tensor dimension `dim` (kAllReduce: ascending). The chunks are those of one mesh
-  /// dimension of the group's size. Empty for kRelabel.
+  /// divide tensor dimension `dim` (kAllReduce: ascending). Together these mesh dimensions make the
+  /// same chunks as one mesh dimension of the group's size. Empty for kRelabel.
   std::vector<int> mesh_dims;
   int dim = -1;     ///< tensor dimension that is sharded before or after the step; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused

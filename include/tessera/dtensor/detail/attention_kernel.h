@@ -17,7 +17,8 @@ namespace tessera::detail {
 struct AttentionKernel {
   at::SDPBackend backend = at::SDPBackend::math;
   /// Whether key and value heads are repeated to the number of query heads. libtorch's fp32 GPU
-  /// kernels need equal numbers of heads; otherwise libtorch materialises the score matrix.
+  /// kernels need equal numbers of heads. With unequal numbers libtorch materialises the score
+  /// matrix.
   bool repeats_heads = false;
 };
 

@@ -51,9 +51,9 @@ at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at:
                              c10::IntArrayRef documents = {});
 
 /// A tensor that an autograd node needs in backward. The result of an RMS norm or silu_mul is
-/// recomputed in backward, bit-equal and once for all nodes, because the autograd node saves the
-/// inputs anyway (Korthikanti et al. 2022). The result is saved if written in place, if inputs were
-/// redistributed, or while saved-tensor hooks are active. Other tensors are saved.
+/// recomputed in backward, once for all nodes and bit-equal (Korthikanti et al. 2022). The autograd
+/// node of the norm or silu_mul saves the inputs anyway. The result is saved if written in place,
+/// if inputs were redistributed, or while saved-tensor hooks are active. Other tensors are saved.
 class KeptTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor);

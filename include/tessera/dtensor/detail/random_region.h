@@ -61,8 +61,8 @@ class BatchRows {
   /// input give these numbers.
   bool is_given() const { return index_ >= 0; }
   /// On the first call, the data-parallel ranks exchange their numbers of batch rows in CPU memory.
-  /// The first call also returns the maximum of `values` over these ranks. Later calls return
-  /// `values`. Collective; all ranks pass equally many values.
+  /// The first call also returns the element-wise maximum of `values` over the data-parallel ranks.
+  /// Later calls return `values`. Collective; all ranks pass equally many values.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
   /// Converts indices in this rank's tensor (of sizes `sizes`) to indices in the tensor with all

@@ -69,9 +69,9 @@ double tolerance_of(c10::ScalarType type);
 /// Returns a hash of a plain tensor's bytes, in element order; 0 if undefined, meta or fake.
 std::int64_t hash_of_values(const at::Tensor& tensor);
 
-/// Throws Error, on all peers, unless their replicas are equal. The message has `what`, the first
-/// difference on two ranks, and `remedy`. All peers pass the same replicas in the same order.
-/// Collective; equal replicas cost one exchange of hashes.
+/// Throws Error, on all peers, unless the replicas of all peers are equal. The message has `what`,
+/// the first difference on two ranks, and `remedy`. All peers pass the same replicas in the same
+/// order. Collective; equal replicas cost one exchange of hashes.
 void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                     const std::string& what, const std::string& remedy);
 

@@ -29,8 +29,9 @@ OperatorMode* active_operator_mode();
 /// Whether implicit communication throws Error on this thread (StrictScope).
 bool is_strict();
 
-/// Whether operators on this thread treat plain tensors as replicated: in a ReplicationScope, and
-/// in libtorch's gradient formulas, but not in hooks and functions of the program.
+/// Whether operators on this thread treat plain tensors as replicated. True in a ReplicationScope
+/// and in libtorch's gradient formulas. False in a backward's hooks and functions that the program
+/// defines.
 bool plain_tensors_are_replicated();
 
 /// Empties this thread's dispatch cache. This releases the meshes to which cached call plans refer.
