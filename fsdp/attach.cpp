@@ -1,5 +1,5 @@
-// Makes FSDP units, attaches them to modules (ModuleBase::attach) and finds the unit of a module.
-// Each module owns its unit; there is no global table of units.
+// Makes FSDP units and finds the unit of a module. Each module owns its unit (ModuleBase::attach);
+// there is no global table.
 
 #include "unit.h"
 
@@ -96,7 +96,7 @@ bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& re
   return false;
 }
 
-/// For each model with a requested parameter, returns all units of the model, without duplicates.
+/// Returns all units of each model that has a requested parameter, without duplicates.
 std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& requested) {
   std::vector<std::shared_ptr<Unit>> units;
   for (const RequestedParameter& each : requested) {

@@ -223,8 +223,8 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   kernels::copy_all(to, from);
 }
 
-// BufferPool reuses the communication buffers of earlier units. libtorch's caching allocator would
-// not limit the cached memory of a stream. On a CPU all events are null, and waits do nothing.
+// Reuses communication buffers of earlier units, because libtorch's caching allocator would not
+// limit the cached memory of a stream. On a CPU all events are null, and waits do nothing.
 
 namespace {
 
@@ -272,8 +272,8 @@ void BufferPool::drop(comm::Lane lane) {
     if (idle.lane != lane) {
       return false;
     }
-    // The allocator can reuse freed memory on the stream `lane` at once, so this stream first waits
-    // for the last user of the buffer.
+    // The stream `lane` first waits for the last user of the buffer, because the allocator can
+    // reuse the freed memory on `lane` at once.
     streams_->wait(lane, idle.event);
     return true;
   });

@@ -161,8 +161,8 @@ class FlatBufferLayout {
   }
   /// Whether the shards are in one flat buffer. Otherwise each shard has separate memory.
   bool has_flat() const { return ranks() > 1 || home_.pinned; }
-  /// Whether the padded shards of all ranks, concatenated, are the whole parameter followed by
-  /// padding. True if all parameters are split on dimension 0 and none is a fused weight.
+  /// Whether all parameters are split on dimension 0 and none is a fused weight. The padded shards
+  /// of all ranks, concatenated, are then the parameter plus padding.
   bool splits_rows() const;
 
  private:
@@ -221,9 +221,9 @@ class BufferPool {
   std::vector<Idle> idle_;
 };
 
-/// The unsharded tensors of a parameter group, in one storage. Freeing and allocating the storage
-/// changes no version counter, so autograd accepts the tensors in backward. The caller must fill a
-/// new storage with the old values. FSDP2 calls this "storage resize".
+/// The unsharded tensors of a parameter group, in one storage. Allocating the storage again changes
+/// no version counter, so autograd accepts the tensors in backward. The caller must fill a new
+/// storage with the old values.
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;

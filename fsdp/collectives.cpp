@@ -21,7 +21,7 @@ using comm::Lane;
 void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   finish_reductions();
   free_retired();
-  // The gradients to be reduced add to the memory peak, so idle all-gather memory is freed first.
+  // Idle all-gather memory is freed before the reduction allocates memory.
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup* group : groups) {
     group->gradients().start_reduce(*this);
@@ -213,8 +213,8 @@ void GradientReduction::reduce_in_place(CommContext& context) {
   cast_together(sent, dtype_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = std::exchange(gradients_[i].local, {});
-    // Unpacked gradients have no other owner, so `held_` keeps them alive until the collective has
-    // read them.
+    // Unpacked gradients have no other owner, so `held_` owns the gradients until the collective
+    // has read them.
     held_.push_back(gradient.defined() ? gradient.contiguous()
                                        : at::zeros(segments_[i].shape.sizes, tensor_options()));
   }
@@ -372,8 +372,8 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   }
 }
 
-/// Casts `gradients`, on a GPU into one buffer. On a CPU one buffer would save no time, but would
-/// change the order in which a gradient norm is summed.
+/// Casts `gradients`, on a GPU into one buffer. On a CPU, one buffer would change the order in
+/// which a gradient norm is summed.
 void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype) {
   if (!mesh_.device().is_cpu()) {
     cast_together(gradients, dtype);
@@ -434,9 +434,9 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
-  // CommContext::settle computes tensor-parallel sums later, for many parameters together. Sums
-  // stay in `output_`, because optimizers update adjacent gradients as one tensor. On one rank the
-  // sum is cloned, because hooks can reference autograd's tensor.
+  // CommContext::settle computes tensor-parallel sums for many parameters together. Sums stay in
+  // `output_`, because optimizers update adjacent gradients as one tensor. On one rank, sums are
+  // cloned, because hooks can reference autograd's tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,

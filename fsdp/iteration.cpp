@@ -1,5 +1,5 @@
-// The training iteration of a root unit and the units below the root. The order of the steps in
-// begin_forward() and end_backward() matters for units, the buffer pool and other ranks.
+// The training iteration of a root unit and the units below the root. Do not reorder steps in
+// begin_forward() and end_backward(): units, the buffer pool and other ranks rely on the order.
 
 #include "unit.h"
 
@@ -21,7 +21,7 @@ namespace tessera::fsdp {
 
 namespace {
 
-/// Counts the iterations in progress on each rank, which is identified by its World.
+/// Counts the iterations in progress for each World (rank).
 class OpenIterations {
  public:
   static OpenIterations& instance() {
@@ -114,8 +114,8 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
   return groups;
 }
 
-/// Whether the backward of this iteration has thrown. After an exception, autograd drops the token
-/// `backward_`, possibly late, so the function also checks that a backward runs on this thread.
+/// Whether the backward of this iteration has thrown. Autograd drops the token `backward_` after an
+/// exception, but possibly late, so the function also checks whether backward runs on this thread.
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward &&
          (backward_.expired() || tessera::detail::backward_id() < 0);
@@ -271,8 +271,7 @@ void IterationState::forget_reductions() const {
 void IterationState::enter_backward() {
   if (phase() != IterationPhase::kBackward) {
     enter(IterationPhase::kBackward);
-    // When a backward throws, autograd drops its callbacks. So an expired token means a failed
-    // backward.
+    // When a backward throws, autograd drops its callbacks and the token expires.
     const auto token = std::make_shared<char>();
     backward_ = token;
     // `self` keeps this iteration alive: the program can destroy the model during backward.
@@ -344,14 +343,14 @@ void IterationState::agree_on_gradients() {
   }
 }
 
-// Functions of Unit that find the units below a root, begin or abandon an iteration, and reject
-// illegal calls before an iteration begins.
+// Functions of Unit that find units below a root, begin or abandon an iteration, and reject illegal
+// calls.
 
 namespace {
 
 /// Throws Error if `module` or a submodule has trainable parameters in no unit and not in
-/// Options::ignored: their gradients would not be reduced. `mesh` and `again` (an earlier check
-/// succeeded) are for the message. Not collective.
+/// Options::ignored. The gradients of such parameters would not be reduced. `mesh` and `again` are
+/// for the message. Not collective.
 void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
   std::unordered_set<nn::SlotPtr> meant;
   for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
@@ -413,8 +412,8 @@ void Unit::make_iteration() {
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->iteration_ = iteration_;
     unit->set_comm_context(shared_comm_context());
-    // Expert parameters are reduced over fewer ranks, but the loss is the mean over all ranks with
-    // different data. So the divisor is the number of ranks with different data.
+    // The loss is the mean over all ranks with different data. Expert parameters are reduced over
+    // fewer ranks but have the same divisor.
     for (ParameterGroup& group : unit->groups_) {
       if (is_slice(group.mesh().all, mesh_.all)) {
         group.gradients().set_batch_ranks(mesh_.ranks());

@@ -27,8 +27,8 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-/// Whether two slices of one root mesh extend along the same dimension of the root mesh. Flattened
-/// slices can share a dimension but no name, so names are not compared.
+/// Whether two slices of one root mesh extend along the same dimension of the root mesh. Names are
+/// not compared, because flattened slices have other names.
 bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
   return std::ranges::count_if(a.ranks(), [&](int rank) {
            return std::ranges::find(b.ranks(), rank) != b.ranks().end();
@@ -85,8 +85,8 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
 }
 
 /// A tensor dimension consists of Digits (sub-dimensions), and FSDP splits the last Digit. Returns
-/// this Digit, or nullptr if a mesh dimension already splits an earlier Digit. The first Digit of a
-/// fused weight counts its blocks.
+/// the last Digit, or nullptr if a mesh dimension splits an earlier Digit. In a fused weight, the
+/// first Digit counts the fused blocks.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -164,7 +164,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
     return;
   }
   if (!sum.local.defined()) {
-    // If the dtypes are equal, `sum` uses the gradient's memory, which `.grad` has released.
+    // With equal dtypes, `sum` uses the gradient's memory, because `.grad` has released the memory.
     sum = {gradient.local.to(dtype), gradient.pending, sum.used, gradient.divisor};
     return;
   }
@@ -493,17 +493,17 @@ void ShardedParameter::settle_expected() {
 
 namespace {
 
-/// Makes a distributed tensor from a plain gradient of a distributed parameter. A plain gradient is
-/// complete on every rank, for example after forward copied a distributed result into a plain
-/// tensor.
+/// Makes a distributed tensor from a plain gradient of a distributed parameter. Every rank has the
+/// complete plain gradient. Arises if forward copied a distributed result into a plain tensor, for
+/// example.
 at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
   return make_distributed(
       whole, {of.mesh, Layout::replicated(of.layout->mesh_sizes(), static_cast<int>(whole.dim()))},
       whole.sizes().vec());
 }
 
-/// Removes the gradient from `unsharded` and returns the gradient, in the parameter's layout or as
-/// a pending sum over one process group. Computes all other pending sums, in dtype `dtype`.
+/// Removes the gradient from `unsharded` and returns the gradient, in the parameter layout or as a
+/// pending sum over one process group. Computes other pending sums, in dtype `dtype`.
 UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dtype) {
   // The gradient must leave `.grad`; otherwise the next backward would count the gradient twice.
   at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());

@@ -85,9 +85,9 @@ class PartialGradGroup {
   comm::Communicator* observed_ = nullptr;
 };
 
-/// The placeholder in `.grad` of a sharded parameter that owns the parameter's unreduced gradients.
-/// The program drops these gradients with zero_grad() or `mutable_grad().reset()`. Other operators
-/// on the placeholder throw Error.
+/// The placeholder in `.grad` of a sharded parameter. Owns the parameter's unreduced gradients,
+/// which the program drops with zero_grad() or `mutable_grad().reset()`. Other operators throw
+/// Error.
 class UnreducedGradient final : public nn::PlaceholderGradient {
  public:
   /// `earlier`: the gradient that was in `.grad`, possibly undefined. `name`: the parameter's name
@@ -156,15 +156,15 @@ class ShardedParameter {
   /// The tensor for forward and backward; undefined until set_unsharded() is called.
   const at::Tensor& unsharded() const { return unsharded_; }
 
-  /// An id of the tensor from which the shard was cut: a hash of values or of the random seed.
+  /// An id of the full tensor that the shard is a part of: a hash of values or of the random seed.
   /// Equal on all ranks with parts of this tensor. 0: unknown, or no part on this rank.
   std::int64_t origin() const;
   /// Returns a number that grows with each write to the shard, as autograd's version counter does.
   std::uint64_t version() const;
   /// Whether nn::to_empty or a load has put another tensor into slot().
   bool is_replaced() const;
-  /// Makes a tensor that the program has put into slot() the shard and returns true. Throws Error
-  /// if the new tensor, or new data of the old shard, has another layout.
+  /// If the program has put a new tensor into slot(), makes this tensor the shard and returns true.
+  /// Throws Error if the tensor, or new data of the old shard, has another layout.
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf whose local part is `local`.
   void set_unsharded(const at::Tensor& local);
@@ -218,8 +218,8 @@ class ShardedParameter {
   /// gradient and calls no hook.
   void skip_unused();
   /// To be called when the accumulated gradient is complete. `by_any_rank`: whether any rank used
-  /// the parameter; if not, removes new gradients. A rank that did not use the parameter gets a
-  /// zero gradient.
+  /// the parameter; if not, removes new gradients. If only other ranks used the parameter, this
+  /// rank gets a zero gradient.
   void settle_use(bool by_any_rank);
 
   // Gradients in `.grad` that wait for a later reduction (UnreducedGradient).

@@ -141,9 +141,9 @@ void ParameterGroupShards::check_types() const {
   }
 }
 
-// GatheredState gathers shards into the unsharded parameters. A separate start_unshard() lets a
-// gather overlap another unit's computation. Every wait() and record() prevents that a stream
-// reuses memory before the last user has finished.
+// Every wait() and record() in GatheredState is needed: a stream must not reuse memory before the
+// last user of the memory has finished. start_unshard() lets a gather overlap another unit's
+// computation.
 
 namespace {
 
@@ -236,8 +236,8 @@ void GatheredState::start_gather(CommContext& context) {
   gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
 }
 
-/// Allocates the unsharded memory on the all-gather stream, which waits for the last user of memory
-/// that an earlier unit has released.
+/// Allocates the unsharded memory on the all-gather stream, after the last user of reused memory
+/// has finished.
 void GatheredState::allocate_in_lane(CommContext& context) {
   memory_ = context.pool().acquire(unsharded_.bytes(), at::kByte, Lane::kAllGather);
   unsharded_.lend(memory_->tensor);
@@ -436,7 +436,7 @@ void GatheredState::reshard_unused(CommContext& context) {
 
 void GatheredState::discard(CommContext& context) {
   try {
-    // reshard() puts the shards into the model before waiting for the gather, which can throw.
+    // The wait for the gather can throw, so reshard() first puts the shards into the model.
     reshard(context);
   } catch (const Error&) {
     // After a failed all-gather nothing is left to free, and the caller throws its own error.
@@ -460,9 +460,9 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
   }
 }
 
-// GradientState has a parameter group's unreduced gradients. With gradient sync, each backward
-// reduces gradients at once. Without gradient sync, unsharded gradients are stored for the next
-// reduction, which needs memory.
+// GradientState has a parameter group's unreduced gradients. With gradient sync, gradients are
+// reduced in each backward. Without gradient sync, gradients are stored unsharded for a later
+// reduction.
 
 namespace {
 
@@ -550,8 +550,8 @@ UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter)
   return converted(std::move(gradient), sum.group(), dtype);
 }
 
-/// Saves the smallest gradient before the reduction spreads a NaN to all ranks. The saved gradient
-/// later shows whether this rank computed the NaN. Checking all gradients would be slow.
+/// Saves the smallest gradient before the reduction spreads a NaN to all ranks, to find later
+/// whether this rank computed the NaN. Checking all gradients would be slow.
 void GradientState::keep_sample(const std::vector<ShardedParameter*>& parameters,
                                 const std::vector<UnshardedGradient>& gradients) {
   sampled_.reset();
@@ -574,8 +574,8 @@ void GradientState::start_reduce(CommContext& context) {
   std::vector<ShardedParameter*> trainable;
   std::vector<UnshardedGradient> gradients;
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // All ranks must reduce the same parameters, so the list has every parameter that can have a
-    // gradient on any rank, also from a micro-batch before the parameter was frozen.
+    // All ranks must reduce the same parameters. So the list has every parameter that can have a
+    // gradient on any rank, even a parameter that was frozen after a micro-batch.
     if (parameter.left_out()) {
       continue;
     }

@@ -47,7 +47,7 @@ class CommContext {
   /// To be called when the copy of a reduced gradient to CPU memory has started. settle() waits for
   /// the copy and calls the parameter's arrive().
   void expect_on_host(ShardedParameter& parameter) { on_host_.push_back(&parameter); }
-  /// Keeps `tensors`, which the compute stream made, alive until another stream passes `event`.
+  /// Keeps `tensors` of the compute stream alive until another stream has passed `event`.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
 
  private:
@@ -164,10 +164,8 @@ class ParameterGroupShards {
 };
 
 /// The gathered state of a parameter group: the all-gather in progress, and the unsharded tensors
-/// in one storage. Resharding frees the storage.
-///
-/// If possible, the all-gather writes directly into the unsharded tensors. On a mesh of one rank,
-/// the unsharded tensors are copies of the shards or the shards themselves.
+/// in one storage. Resharding frees the storage. On a mesh of one rank, the unsharded tensors are
+/// copies of the shards or the shards.
 class GatheredState {
  public:
   /// `shards` must outlive this object. `post_forward_mesh_size`: the value of
@@ -338,8 +336,8 @@ class ParameterGroup {
 // GPU.
 
 /// Checks that the ranks of each process group called the same collectives: first groups in
-/// `sharding`, then in `replicating`, small groups first. All groups are compared before an Error;
-/// a PeerError ends the comparison. Collective over all groups, in the same order on all ranks.
+/// `sharding`, then in `replicating`, small groups first. Throws Error after all comparisons,
+/// PeerError at once. Collective over all groups, in the same order on all ranks.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating);
 
@@ -349,8 +347,8 @@ void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 
 /// The ranks agree on which parameters of `groups` any rank used. A used parameter gets a gradient
-/// on all ranks, other parameters get none. The first exchange also chooses the process groups of
-/// pending sums (PartialGradGroup). Collective over the parameters' meshes. Throws PeerError.
+/// on all ranks. The first call also chooses the process groups of pending sums (PartialGradGroup).
+/// Collective over the parameters' meshes. Throws PeerError.
 void agree_on_use(const std::vector<ParameterGroup*>& groups);
 
 }  // namespace tessera::fsdp

@@ -44,8 +44,8 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       // The iteration enters kForward when the root's forward begins and the previous forward had
       // no backward.
       {kAwaitingBackward, kForward},
-      // The iteration enters kAwaitingBackward again at the end of a method of the root, if this
-      // method has called the root's forward.
+      // The iteration stays in kAwaitingBackward when a registered method of the root ends after a
+      // call of the root's forward.
       {kAwaitingBackward, kAwaitingBackward},
       // The iteration enters kBackward when backward reaches the first unit.
       {kAwaitingBackward, kBackward},
@@ -91,8 +91,8 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       {kAwaitingBackward, kIdle},
       // The unit enters kForward when it runs a second forward before backward.
       {kAwaitingBackward, kForward},
-      // The unit enters kForwardRecorded at the end of a method of the unit, if this method has
-      // called the unit's forward.
+      // The unit enters kForwardRecorded when a registered method of the unit ends after a call of
+      // the unit's forward.
       {kAwaitingBackward, kForwardRecorded},
       // The unit enters kBackward when backward reaches a result of the unit, or the unit's forward
       // is recomputed.

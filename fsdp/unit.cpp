@@ -103,8 +103,7 @@ bool needs_gradient(const at::Tensor* tensor) {
 }
 
 /// Calls `callback` when backward has computed the gradients of all `tensors`. Replaces the tensors
-/// by views with a new autograd node, so in-place changes of the views throw. Does nothing if no
-/// tensor requires a gradient.
+/// by views; in-place changes of the views throw. Does nothing if no tensor requires a gradient.
 void call_after_backward(nn::TensorList tensors, GradientHook callback) {
   // Only tensors that need a gradient become inputs of the node.
   variable_list inputs;
@@ -278,9 +277,8 @@ void Unit::free_idle_buffers() {
   }
 }
 
-/// Warns once if ranks had different numbers of batch rows in the previous training forward and the
-/// losses are not weighted. The warning comes one forward later, because the program weights its
-/// loss after forward.
+/// Warns once if ranks had different numbers of batch rows and unweighted losses in the previous
+/// training forward. The warning comes late, because the program weights its loss after forward.
 void Unit::warn_of_uneven_rows() {
   const auto [least, most] = random_agreement_.rows();
   const bool said = settings_->gradient_divisor || nn::weighs_ranks();
@@ -308,9 +306,9 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
-  // Only a root's training forward exchanges the numbers of batch rows. Evaluations can run on one
-  // replica only; a recomputation reuses its forward's random numbers. After an abandoned
-  // iteration, other ranks may call other collectives.
+  // Only a root's training forward exchanges the numbers of batch rows: a replica can evaluate
+  // alone, and a recomputation reuses random numbers. After an abandoned iteration, other ranks may
+  // call other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -534,9 +532,9 @@ void Unit::post_backward(nn::TensorList gradients) {
 // Under replicate(), a unit's parameter groups are called buckets. Without buckets, a model that is
 // one unit would be reduced only at the end of backward.
 
-/// Buckets are reduced early only without other units in backward. Otherwise ranks that use
-/// different parameters would call collectives in different orders. Parameter hooks also prevent
-/// early reduction, because hooks can write parameters that backward still reads.
+/// Buckets are reduced early only if no other unit runs backward; otherwise ranks could call
+/// collectives in different orders. Parameter hooks prevent early reduction, because hooks can
+/// write parameters that backward still reads.
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();
   if (buckets_backward_ >= 0 && buckets_backward_ == backward) {
@@ -587,8 +585,7 @@ std::vector<ParameterGroup*> Unit::groups_to_reduce() {
 }
 
 void Unit::settle_gradients() {
-  // The unsharded parameters are freed first, so that the buffers of the reduction can use the same
-  // memory.
+  // Unsharded parameters are freed first, so that reduction buffers can use the memory.
   free_after_backward();
   // The reduction is collective: all ranks reduce in the order in which backward leaves the units.
   naming("reduction", label(), [this] {

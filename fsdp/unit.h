@@ -121,9 +121,9 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   bool is_alone() const;
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
-  /// To be called when the root's forward begins. Prepares all units. Frees parameters that an
-  /// iteration without backward left gathered, and returns whether there was such an iteration.
-  /// Throws Error within this root's backward.
+  /// To be called when the root's forward begins. Prepares all units. If the last iteration had no
+  /// backward, frees the gathered parameters and returns true. Throws Error within this root's
+  /// backward.
   bool begin_forward();
   /// To be called when the root's forward has ended. Throws Error on all ranks if the ranks have
   /// gathered different units. If no backward follows, frees the gathered parameters.
@@ -174,10 +174,9 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   const comm::World* rank_;  ///< the World identifies this rank
 };
 
-/// An FSDP unit: one module, or several modules that run one after another, with their parameters
-/// except those of inner units. Hooks gather the parameters and reduce the gradients. Each
-/// parameter group has one dtype and one mesh. docs/fsdp.md draws the phases of a unit (UnitPhase).
-/// Not thread-safe.
+/// An FSDP unit: one module, or several modules that run one after another, with their parameters.
+/// Inner units keep their own parameters. Hooks gather the parameters and reduce the gradients.
+/// docs/fsdp.md draws the phases (UnitPhase). Not thread-safe.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   /// Shards the parameters. Not collective.

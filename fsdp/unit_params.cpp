@@ -78,9 +78,8 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
   }
 }
 
-// check_same_parameters() is a debug check, at a unit's first gather, that all ranks have built
-// equal models. Without the check, collectives over different models of equal size would give ranks
-// wrong parameters.
+// check_same_parameters() is a debug check at a unit's first gather. If ranks built different
+// models of equal size, collectives would give ranks wrong parameters without an error.
 
 /// Returns text with the number of parameters of `groups`, then one line for each parameter.
 std::string text_of(const std::vector<const ParameterGroup*>& groups) {
@@ -327,9 +326,8 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // Counts are usually equal, so ranks first exchange only a hash. The maximum over the ranks of
-  // ~hash gives the minimum of `hash`. If minimum and maximum differ, the ranks exchange the
-  // counts.
+  // Counts are usually equal, so ranks first exchange only a hash. The maximum of ~hash over the
+  // ranks gives the minimum of `hash`. Different minimum and maximum: ranks exchange the counts.
   const std::int64_t hash = hash_of(counts);
   const bool first = !compared_origins_;
   const auto compared = first ? groups() : std::vector<const ParameterGroup*>();

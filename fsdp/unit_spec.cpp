@@ -220,9 +220,9 @@ std::size_t bytes_of(const Group& group) {
                          });
 }
 
-/// Returns the buckets in the order of their parameters. Buckets are filled from the last
-/// parameter, whose gradient backward computes first. A bucket has bucket_cap_mb MiB of parameters,
-/// the first filled bucket 1 MiB, as in PyTorch's DDP.
+/// Returns the buckets in the order of their parameters. Filled from the last parameter, because
+/// backward computes the last gradient first. A bucket has bucket_cap_mb MiB of parameters, the
+/// first filled bucket 1 MiB, as in PyTorch's DDP.
 std::vector<Group> buckets_of(const UnitSpec& spec) {
   const auto cap = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
   constexpr std::size_t kFirstCap = std::size_t{1} << 20U;

@@ -221,8 +221,8 @@ std::optional<Piece> DocumentReader::next_text() {
     return std::nullopt;
   }
   const bool begins = place_.offset == 0;
-  // cut_of() gets only the first kPieceBytes + 1 bytes of the buffer, so that the cut does not
-  // depend on the buffer's size.
+  // cut_of() gets only the first kPieceBytes + 1 bytes, so that the cut does not depend on how full
+  // the buffer is.
   Piece piece = take(longer ? cut_of(left().substr(0, kPieceBytes + 1)) : left().size());
   piece.begins = begins;
   piece.ends = !longer;
