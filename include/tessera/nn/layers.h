@@ -151,7 +151,8 @@ class Dropout : public Module<Dropout>, public detail::DropoutState {
   /// The constructor throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
   /// Throws Error if x is Partial, or is plain with an unknown position in the global tensor.
-  /// Throws Error if this Dropout has no key and was not registered as a child, and so has no name.
+  /// Throws Error if this Dropout has no key and no name, because no module has registered this
+  /// Dropout as a child.
   at::Tensor forward(const at::Tensor& x);
   void set_key(RandomKey key) { key_ = key; }
 

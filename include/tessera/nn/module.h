@@ -123,9 +123,9 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// (tied weights). Throws Error if the sizes differ.
   void tie_slot(const std::string& name, const SlotPtr& slot);
 
-  /// Fills this module's parameters and buffers with initial values; init_weights() calls this
-  /// function of every module, parents first. A module may also fill parameters of modules below
-  /// it; the outermost module determines the values.
+  /// Fills this module's parameters and buffers with initial values; init_weights() calls
+  /// reset_parameters() of every module, parents first. A module may also fill parameters of its
+  /// children; the outermost module determines the values.
   virtual void reset_parameters(const InitContext& init);
 
   /// Like to() of torch::nn::Module, but of the buffers only floating-point buffers change their

@@ -58,9 +58,9 @@ MemoryUse take_memory_use(const std::string& device_type);
 /// not counted. Must not be called while other threads use tensors.
 void count_tensor_memory();
 
-/// Measures the FLOP/s of square matrix products in `type`, for about a second: the peak rate for
-/// devices that peak_flops() does not know. The result is the mean over ranks that compute at the
-/// same time, equal on all ranks. Collective over `world`.
+/// Measures the FLOP/s of square matrix products in `type`, for about a second. Use the result as
+/// the peak rate of devices that peak_flops() does not know. The result is the mean over ranks that
+/// compute at the same time, equal on all ranks. Collective over `world`.
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of a model's experts in one training step. Losses are means over micro-batches.

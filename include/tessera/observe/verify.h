@@ -78,7 +78,7 @@ struct VerifyReport {
 ///
 /// Gradients, buffers and random number states are restored. Collective over `mesh`. Throws Error
 /// on every rank if `reference` does not fit `module`, or if `step` throws with `reference`. If
-/// `step` throws with `module`, only the ranks of these exceptions throw.
+/// `step` throws with `module`, verify() throws only on the ranks where `step` throws.
 VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh,
                     const VerifyStep& step, const VerifyOptions& options = {});
 

@@ -37,9 +37,9 @@ struct MuonOptions {
 };
 
 /// Muon (Jordan et al. 2024): the update of a matrix is the orthogonal matrix nearest to its
-/// momentum, by Newton-Schulz steps. For the matrices of hidden layers; use AdamW for other
-/// parameters (split_for_muon, OptimizerList). Like torch.optim.Muon, but for any sharding. State:
-/// "momentum_buffer".
+/// momentum, by Newton-Schulz steps. Use Muon for the matrices of hidden layers, and AdamW for
+/// other parameters (split_for_muon, OptimizerList). Like torch.optim.Muon, but for any sharding.
+/// State: "momentum_buffer".
 ///
 /// One rank orthogonalises each matrix. An all-to-all sends matrices in compute_dtype to these
 /// ranks, and a second all-to-all returns the shards. step() is collective over the meshes of
