@@ -165,7 +165,8 @@ class SaveFuture {
 /// thread writes the copy while training continues.
 ///
 /// Collective over `world`. The next save() or async_save() first waits for this save. If this save
-/// fails without a call of wait(), the next save throws the error on all ranks and saves nothing.
+/// fails and no wait() throws the error, the next save throws the error on all ranks and saves
+/// nothing.
 [[nodiscard]] SaveFuture async_save(comm::World& world, const std::filesystem::path& dir,
                                     std::int64_t step, const StateDict& state,
                                     const SaveOptions& options = {});

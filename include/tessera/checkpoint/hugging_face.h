@@ -32,8 +32,7 @@ namespace tessera::checkpoint {
 /// - if names, sizes or dtypes do not fit;
 /// - if a file is damaged;
 /// - if a parameter is on the meta device or gathered by FSDP.
-///
-///  If reading fails later, all parameters count as uninitialized.
+/// If reading fails later, all parameters count as uninitialized.
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
                        const std::filesystem::path& folder,
                        const std::function<std::string(const std::string&)>& model_name = {});

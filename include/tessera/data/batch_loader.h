@@ -56,8 +56,8 @@ struct PromptOptions {
   bool truncate = false;
 };
 
-/// Returns the next line of a JSON Lines file that is not blank, and the file name and line number
-/// for messages. Returns nullopt after the last line.
+/// A function that returns the next non-blank line of a JSON Lines file, and the file name and line
+/// number for messages. Returns nullopt after the last line.
 using JsonLines = std::function<std::optional<std::pair<std::string, std::string>>()>;
 
 /// Makes one sample from each object in JSON Lines: the tokens of `begin`, prompt, completion and

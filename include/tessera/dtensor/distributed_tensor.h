@@ -19,8 +19,8 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// A handle to an at::Tensor that is distributed over a mesh. The at::Tensor has the global sizes
-/// and contains a local tensor. The handle converts to the at::Tensor, which at:: functions,
-/// autograd and torch::optim accept. Like PyTorch's DTensor.
+/// and contains a local tensor. The handle converts to the at::Tensor for at::
+/// functions, autograd and torch::optim. Like PyTorch's DTensor.
 ///
 /// All ranks of the mesh call collective functions in the same order. Only one thread of a rank may
 /// call collectives at a time. Thread safety is that of at::Tensor.

@@ -14,9 +14,9 @@
 TESSERA_API_BEGIN
 namespace tessera::flight {
 
-// A rank's last collective in each process group, in shared memory that other ranks on the machine
-// can read. With TESSERA_RUN_DIR, the record is a file for `tessera-run --explain`, complete even
-// if the rank is killed. Times are nanoseconds since 1970.
+// The flight record of a rank: the last collective in each process group. The record is in shared
+// memory that other ranks on the machine can read. With TESSERA_RUN_DIR, the record is a file for
+// `tessera-run --explain`, complete even if the rank is killed. Times are nanoseconds since 1970.
 
 constexpr std::uint64_t kMagic = 0x3364726365725354;  // first bytes of a record file: "TSrecrd3"
 constexpr std::size_t kGroups = 256;

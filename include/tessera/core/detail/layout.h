@@ -40,9 +40,9 @@ class LayoutPtr;
 
 /// The layout of a tensor on a mesh. Each tensor dimension has a list of sub-dimensions (Digit),
 /// outermost first, whose extents multiply to the dimension's size. `partial` lists the mesh
-/// dimensions over which the tensor is partial, reduced from the innermost to the outermost. The
-/// tensor is replicated over all other mesh dimensions. docs/sharding.md compares layouts with
-/// PyTorch's placements.
+/// dimensions over which the tensor is partial. Reductions run from the innermost to the outermost
+/// mesh dimension. The tensor is replicated over all other mesh dimensions. docs/sharding.md
+/// compares layouts with PyTorch's placements.
 ///
 /// Equal layouts are one immutable object: comparing and hashing use the pointer. Layouts are never
 /// freed. Thread safe.

@@ -100,8 +100,8 @@ struct LocalExecution {
   };
   std::vector<OffsetArgument> offset_arguments;
 
-  /// An argument with the elements of `input` that this rank has: flat_place() (layout_math.h), or
-  /// an empty list for all elements.
+  /// An argument that says which elements of input `input` this rank has: flat_place()
+  /// (layout_math.h), or an empty list for all elements.
   struct PlaceArgument {
     int arg = 0;
     int input = 0;

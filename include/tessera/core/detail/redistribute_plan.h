@@ -59,7 +59,7 @@ struct RedistributionPlan {
 /// Returns the cheapest steps from layout `from` to `to`, for a tensor of global `sizes` and
 /// elements of `itemsize` bytes. The assumed cost of a collective is 10 us, plus 1 us per 80,000
 /// bytes that a rank sends. Algorithm: shortest path over layouts. Pure and thread safe. Throws
-/// Error if no sequence of steps exists, or for layouts of different meshes or dimensions.
+/// Error if no sequence of steps exists, or if the meshes or numbers of dimensions differ.
 RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize);
 /// Returns a redistribution plan as text with one line for each step, for messages and tests.

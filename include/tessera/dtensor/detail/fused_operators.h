@@ -98,8 +98,8 @@ struct VocabularyShard {
 /// needs one range to find the targets that are in its columns.
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
 void check_consecutive_columns(const ShardingSpec& spec, int dim);
-/// Returns this rank's shard of the vocabulary, which is dimension `dim` of `tensor`. The first
-/// call is collective (new process group). Throws Error if a rank's columns are not consecutive.
+/// Returns this rank's shard of dimension `dim` of `tensor`, the vocabulary. The first call is
+/// collective (new process group). Throws Error if a rank's columns are not consecutive.
 VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim);
 
 /// Returns the losses of the rows of `logits` (tokens, this rank's columns) for `targets` (tokens).

@@ -23,7 +23,7 @@ namespace tessera {
 class DistributedTensor;
 
 /// Throws Error, on every rank, if the ranks of the mesh have different sizes, dtypes or
-/// placements. Collective. from_local and distribute_tensor call this function with
+/// placements. Collective. from_local and distribute_tensor make this check with
 /// TESSERA_DEBUG=1, and in builds without NDEBUG unless TESSERA_DEBUG=0.
 void check_agreement(const DistributedTensor& tensor);
 
