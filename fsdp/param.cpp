@@ -562,8 +562,9 @@ UnshardedGradient ShardedParameter::take_unreduced() {
   return sum;
 }
 
-/// Autograd adds new gradients to `.grad` of the unsharded parameter. A pending sum must not be
-/// added: autograd would compute the sum at once, possibly on this rank only.
+/// Puts the accumulated gradient into `.grad` of the unsharded parameter, so that autograd adds to
+/// this gradient. Skipped if the next gradient can be a pending sum, which autograd would compute
+/// at once.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
       unsharded_.grad().defined()) {
@@ -744,8 +745,8 @@ void ShardedParameter::settle_use(bool by_any_rank) {
   if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
     gradient_place().reset();
   } else if (accumulation_ == Accumulation::kSettled && by_any_rank) {
-    // Only other ranks used this parameter, for example as an expert. The gradient of this rank's
-    // shard is zero, because optimizers skip undefined gradients.
+    // Only other ranks used this parameter (an expert, for example). This rank's shard of the
+    // gradient becomes zero, because optimizers skip undefined gradients.
     expect();
     accumulate(at::zeros(shard().sizes(), shard().options()), /*used=*/false);
     arrive();
