@@ -256,7 +256,8 @@ class Translation {
     return std::string(take(1 + first_character(rest_.substr(1)).bytes));
   }
 
-  /// Reads a general category such as \p{Lu}. Throws Error for properties that can differ in PCRE2.
+  /// Reads a general category such as \p{Lu}. Throws Error for other properties,
+  /// because PCRE2 can define them differently.
   std::string take_category() {
     const std::size_t end = rest_.find('}');
     const std::string_view name = rest_.substr(0, end).substr(2);

@@ -62,8 +62,8 @@ at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// The gradient of each row of logits is `softmax` * softmax(row) + `target` * one_hot(target) +
-/// `all`. Each coefficient has the shape (rows).
+/// Three coefficients per row of logits, each of shape (rows). The gradient of a row is
+/// `softmax` * softmax(row) + `target` * one_hot(target) + `all`.
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;

@@ -64,8 +64,8 @@ std::string event_of(std::int64_t step, const std::string& what) {
   return double_field(1, now.count()) + integer_field(2, step) + what;
 }
 
-/// Encodes a Summary message, with the repeated field value = 1, which has the fields tag = 1 and
-/// simple_value = 2.
+/// Encodes a Summary, a protobuf message. Its repeated field `value` has the field number 1; in
+/// `value`, `tag` has the field number 1 and `simple_value` the field number 2.
 std::string summary_of(const std::vector<std::pair<std::string, double>>& scalars) {
   std::string summary;
   for (const auto& [tag, value] : scalars) {

@@ -275,8 +275,8 @@ void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   } else if (value.isList()) {
     add_boxed_list(kind, value);
   } else {
-    // No sharding rule reads the value of an argument of a type that is not handled before, so only
-    // the type is added to the cache key (see bind_static).
+    // No sharding rule reads values of the remaining argument types, so the cache key gets only the
+    // type (see bind_static).
     add_text(value.tagKind());
   }
 }

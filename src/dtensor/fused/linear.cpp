@@ -22,7 +22,8 @@ struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const 
       "(Tensor weight, Tensor indices, int first_row=0, int total_rows=-1) -> Tensor";
 };
 
-/// The operator for the gradient of `weight`, whose sizes and layout are read, but not its values.
+/// The operator that computes the gradient of `weight`. It reads the sizes and the layout of
+/// `weight`, but not the values.
 struct EmbeddingBackward
     : FusedOperator<EmbeddingBackward, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                   const at::Tensor&, std::int64_t)> {

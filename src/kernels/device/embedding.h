@@ -68,8 +68,8 @@ inline std::int64_t embedding_tiles(std::int64_t count) {
   return (count + kTileSlots - 1) / kTileSlots;
 }
 
-/// Copies the vectors first, first + step, ... of an embedding row, or writes zeros if another rank
-/// has the row.
+/// Copies the vectors at the indices `first`, `first` + `step`, ... of an embedding row, or writes
+/// zeros if another rank has the row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_row(const Embedding& p, std::int64_t position,
                                        std::int64_t first, std::int64_t step) {

@@ -79,8 +79,8 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
       {Trait::kUnsafeView,
        "the local tensor is copied first if the local tensor cannot be viewed in the new sizes"},
       {Trait::kLeavesMemory,
-       "an `OperatorMode` does not see the call, because other operators write the values of "
-       "the result"},
+       "the call is hidden from an `OperatorMode`: the call allocates memory and computes no "
+       "values"},
       {Trait::kReadsOneValue,
        "a `StrictScope` permits the communication of the one value that the operator returns "
        "to the host"},

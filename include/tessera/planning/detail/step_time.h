@@ -13,8 +13,8 @@ namespace tessera::planning {
 
 /// A time interval of a step, in seconds from the step's begin.
 struct Span {
-  /// The row of the interval in a time chart: "operators" or "waiting" for the compute stream, or
-  /// the mesh dimension of a collective.
+  /// The row of the interval in a time chart: the mesh dimension of a collective, or for the
+  /// compute stream "operators" or "waiting".
   std::string row;
   std::string what;  ///< phase of the operators, name of the collective, or reason of the wait
   double begin = 0, end = 0;
