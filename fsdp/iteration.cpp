@@ -440,8 +440,8 @@ std::string Unit::lost_write(const std::string& writer) const {
   return "";
 }
 
-/// Returns an error message if a write of the program would be lost. During forward and backward
-/// the unsharded parameters come from the unit, so the result is "".
+/// Returns an error message if the program has called unshard() and has then written to a
+/// parameter: the write would be lost. Returns "" otherwise, and during forward and backward.
 std::string Unit::write_by_hand() const {
   const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
   return computes || !installed() ? ""

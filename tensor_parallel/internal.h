@@ -31,9 +31,9 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
  public:
   ReplicaCheck(nn::ModuleBase& root, DeviceMesh mesh);
 
-  /// Adds a module with a parallel style. Returns false if the module was already added. The first
-  /// call of any added module starts the comparison: programs can call a submodule instead of the
-  /// root.
+  /// Adds a module with a parallel style. Returns false if the module was already added. The
+  /// first call of any added module starts the comparison of the parameters, because programs can
+  /// call a submodule instead of the root.
   bool add(nn::ModuleBase& module, const std::string& fqn);
   /// Adds hooks that compare the root module's plain inputs between ranks. The hook of the root's
   /// own style runs first, so inputs that the style distributes are not compared.

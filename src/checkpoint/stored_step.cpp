@@ -81,8 +81,8 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
 
 }  // namespace
 
-/// Splits a read into pieces of bounded size. The size is that of the wider dtype, because a
-/// conversion needs memory in the file's and the target's dtype.
+/// Splits a read into pieces of bounded size. A piece's size is counted in the wider of the file's
+/// and the target's dtype, because a conversion needs memory in both.
 void PieceReads::add(const SafetensorsFile& file, const std::string& name,
                      std::span<const std::int64_t> from, const at::Tensor& target) {
   const std::int64_t width = std::max(

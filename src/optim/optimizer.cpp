@@ -25,8 +25,8 @@
 namespace tessera::optim {
 namespace {
 
-/// The lengths of the parameter lists whose gradients the ranks have already compared. A Compared
-/// is stored in the module that owns the first parameter of these lists.
+/// Remembers for which parameter lists the ranks have already compared gradients, by the length of
+/// the list. Stored in the module that owns the first parameter of each list.
 struct Compared {
   std::set<std::size_t> lengths;
 };

@@ -1,4 +1,5 @@
-// Estimates the memory and time of a training layout from plans of the model with few layers.
+// Estimates the memory and time of a training layout from run plans of the same model
+// with fewer layers.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

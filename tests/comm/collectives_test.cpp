@@ -148,8 +148,8 @@ TEST_P(Collectives, ReduceScatterGivesThisRanksPart) {
 
 TEST_P(Collectives, SixteenBitSumsAreRoundedOnce) {
   run([](Rank& rank) {
-    // In bf16, 256 + 1 is rounded to 256 at each addition, but 256 + 1 + 1 = 258 is exact. The rank
-    // with 256 can be on another host than the other ranks.
+    // In bf16, (256 + 1) + 1 is 256, because each addition is rounded, but 256 + (1 + 1) is 258.
+    // The rank with 256 can be on another host than the other ranks.
     for (int large = 0; large < rank.size(); ++large) {
       const at::Tensor input =
           at::full({2 * rank.size()}, rank.rank() == large ? 256 : 1, at::kBFloat16);

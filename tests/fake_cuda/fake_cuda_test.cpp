@@ -88,7 +88,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
 }
 
 /// A blocked stream sets a value from 1 to 0. A second stream copies the value (after the first
-/// stream's work, if `waits`). Returns the copy before and after the block ends.
+/// stream's work, if `waits`). Returns the copied values before and after the first
+/// stream is unblocked.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();

@@ -36,9 +36,10 @@ Config model_config(const TrainOptions& options);
 /// the model. Call before the ranks connect, so that other ranks do not wait for a failed rank.
 void check_model(const TrainOptions& options);
 
-/// Replaces --ac auto by the setting with the least recomputation whose planned memory fits into
-/// --memory or the smallest GPU; by "full" if none fits. Throws tessera::Error on all ranks if the
-/// plan fails. Collective over `world` with --ac auto.
+/// Replaces --ac auto by the setting with the least recomputation that fits into memory, by the
+/// plan; by "full" if no setting fits. The memory is --memory, or without --memory the smallest
+/// GPU's. Throws tessera::Error on all ranks if the plan fails. Collective over `world` with --ac
+/// auto.
 TrainOptions with_chosen_ac(TrainOptions options, tessera::comm::World& world);
 
 /// Returns the FLOPs per token of a training step. Omits gradients of untrained weights (--freeze,

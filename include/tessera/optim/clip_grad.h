@@ -19,8 +19,9 @@ struct NormOptions {
   /// Whether to throw Error, on every rank, if the norm is infinite or NaN. The message names the
   /// parameters with such gradients. The CPU then waits for the device.
   bool error_if_nonfinite = false;
-  /// A mesh of all ranks that have parameters. Default: the largest root mesh of the parameters,
-  /// which must contain the others. Set `over` for pipeline stages with separate meshes.
+  /// A mesh of all ranks that have parameters. Default: the largest root mesh of the parameters;
+  /// this mesh must contain all other root meshes. Set `over` for pipeline stages with separate
+  /// meshes.
   DeviceMesh over = {};
 };
 

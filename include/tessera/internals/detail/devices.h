@@ -65,8 +65,8 @@ void set_cpu_allocator(c10::Allocator* allocator);
 //
 // Canary: KernelProfilerCanary, a test of libtorch itself.
 
-/// Whether the profiler is recording, even if Python code has started the profiler. A process
-/// records at most one profile at a time.
+/// Returns whether libtorch's profiler is recording. C++ or Python code may have started the
+/// profiler. A process records at most one profile at a time.
 bool profiler_runs();
 /// Starts the profiler. `gpu`: whether to record the GPU's kernels.
 void begin_profile(bool gpu);

@@ -151,8 +151,8 @@ at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::In
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 // The fields of c10::TensorImpl that libtorch computes from sizes and strides. Tessera copies the
-// fields into many tensors (tensor_wrapper.h), because the public getters are virtual calls and one
-// field has none.
+// fields from tensor to tensor (tensor_wrapper.h). libtorch's public getters are slower virtual
+// calls, and one of the fields has no public getter.
 //
 // Canary: ShapeGeometryCanary, a test of libtorch itself.
 

@@ -36,7 +36,8 @@ struct Machine {
   double network_latency_s = 30e-6;  ///< seconds of latency of a collective over several machines
   double flops_fp8 = 0;              ///< FLOP/s of dense 8-bit matrix products; 0: unsupported
   /// Fraction of flops_fp8 that 8-bit products reach, fitted to two steps on one H200 (libtorch
-  /// 2.11). 0: 8-bit products are as fast as 16-bit products.
+  /// 2.11). The special value 0 means that 8-bit products are
+  /// as fast as 16-bit products.
   double fp8_share = 0.45;
   double multiprocessors = 0;  ///< multiprocessors (SMs) of a device; 0: unknown
   /// Multiprocessors that a collective takes from matrix products and attention that run at the
