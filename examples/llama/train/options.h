@@ -136,10 +136,9 @@ TrainOptions parse_train_options(std::vector<std::string> arguments);
 /// the quotient is not an integer.
 TrainOptions with_all_degrees(TrainOptions options, std::int64_t ranks);
 
-/// Parses the flags of a program that plans a run. Such a program reads no data
-/// and writes none of the run's outputs.
-/// `declare` adds the program's own flags. `uses_gpu` is called after parsing if --device is not
-/// given.
+/// Parses the flags of a program that plans a run. Such a program reads no data and writes none of
+/// the run's outputs. `declare` adds the program's own flags. `uses_gpu` is called after parsing if
+/// --device is not given.
 TrainOptions parse_plan_options(std::vector<std::string> arguments,
                                 const std::function<void(CLI::App&)>& declare,
                                 const std::function<bool()>& uses_gpu);
