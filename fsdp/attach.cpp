@@ -132,8 +132,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// While an EmptyGradients exists, `.grad` of the leaf tensors in `outputs` has only the gradients
-/// of the current backward. The destructor restores the earlier gradients.
+/// The constructor takes the gradients out of `.grad` of the leaf tensors in `outputs`, so that
+/// `.grad` gets only the gradients of this backward. The destructor puts the old gradients back.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {

@@ -256,8 +256,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // IterationState calls the functions from here to end_backward() for each unit.
 
-  /// Frees the parameters that an iteration without a backward left gathered. Also clears the state
-  /// of a failed forward or backward.
+  /// Frees gathered parameters if no backward followed the forward. If the forward or the backward
+  /// threw, also resets the unit's state.
   void abandon_iteration();
   void begin_iteration();
   /// Called when the root's forward has ended. Warns of modules of this unit that did not run, and

@@ -59,8 +59,8 @@ std::string flags_of(const std::string& text) {
   return kept;
 }
 
-/// Reserves a folder for a new run. With `may_begin_again` (--resume auto), also accepts the folder
-/// of a run with the same flags that ended before its first save.
+/// Reserves a folder for a new run. Throws Error if the folder has a run. With `may_begin_again`
+/// (--resume auto), allows an earlier run with the same flags that saved no step.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";

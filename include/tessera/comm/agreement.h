@@ -15,8 +15,9 @@ namespace tessera::comm {
 // All functions of this header are collective over `group`, and return the same value on every
 // rank. `device`: the device of the group's tensors. All functions throw PeerError.
 
-/// Returns the strings `own` of all ranks. A string may contain any bytes. Costs two all-gathers:
-/// of the lengths, then of the strings, padded to the longest string.
+/// Returns the strings `own` of all ranks. A string may contain any bytes. Calls two
+/// all-gathers. The first gathers the lengths. The second gathers the strings, padded to the
+/// longest.
 std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
                                       const std::string& own);
 

@@ -56,8 +56,9 @@ class SlotOptimizer : public Optimizer {
   SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups, std::vector<std::string> state_names,
                 bool counts_steps);
 
-  /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
-  /// of the dtype of the update, at least fp32. Complex tensors are passed by at::view_as_real.
+  /// Writes the new values into the batch's parameters and states. All tensors are plain and
+  /// local. Their dtype is the dtype of the update: fp32 or fp64. A complex tensor is passed as
+  /// at::view_as_real(tensor).
   /// Gradients are already multiplied by the factor of step(), unless takes_gradient_factor() is
   /// true; gradients may be overwritten.
   ///

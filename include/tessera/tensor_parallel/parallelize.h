@@ -104,8 +104,9 @@ ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names =
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names = {},
                               const BlockPlanOptions& options = {});
 /// Returns the plan of an nn::MixtureOfExperts with options `block`. Each rank computes its shard
-/// of the tokens; the shared expert is sharded like an nn::SwiGlu. nn::apply_expert_parallel()
-/// places the experts' weights; the mesh's last dimension must be the tensor-parallel dimension.
+/// of the tokens. The plan of the shared expert is that of an nn::SwiGlu.
+/// nn::apply_expert_parallel() places the experts' weights; the mesh's last dimension must be the
+/// tensor-parallel dimension.
 ParallelizePlan experts_plan(const std::string& fqn, const nn::ExpertsOptions& block,
                              const BlockPlanOptions& options = {});
 /// Joins the entries of all `plans`, in order, into one plan.

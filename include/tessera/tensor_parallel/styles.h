@@ -50,7 +50,7 @@ using StylePtr = std::shared_ptr<const ParallelStyle>;
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
 // Styles and options have PyTorch's names. Two defaults differ: use_local_output, and the meaning
-// of a plain input (docs/tensor_parallel.md). Options of several styles:
+// of a plain input (docs/tensor_parallel.md). Several styles have these options:
 // * input_layouts: the placement of forward's first argument if the argument is plain. Replicate
 //   (the default): equal on every rank. Otherwise: this rank's part of a tensor with this
 //   placement.

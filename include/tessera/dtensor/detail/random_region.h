@@ -84,8 +84,8 @@ class BatchRows {
 
 /// A part of a program, usually a model's forward, whose random numbers do not depend on the mesh.
 /// Random operators on plain tensors also use the seed of manual_seed(). With tensor parallelism,
-/// plain tensors are equal on every rank of the module's mesh. A recomputed forward uses the region
-/// of the first forward.
+/// plain tensors are equal on every rank of the module's mesh. If a forward is
+/// recomputed, the recomputation uses the region of the original forward.
 class RandomRegion {
  public:
   /// Constructs a region inside `outer`, or nullptr. Without `rows`, the region uses the BatchRows

@@ -50,8 +50,8 @@ struct CudnnVersions {
 /// Returns the versions of cuDNN; nullopt if libtorch has no cuDNN.
 std::optional<CudnnVersions> cudnn_versions();
 
-// Functions that replace libtorch's allocator for CPU memory. The function that sets the allocator
-// of the process is exported, but undocumented.
+// Functions that replace libtorch's allocator for CPU memory. They call c10::SetCPUAllocator, which
+// libtorch exports but does not document.
 //
 // Canary: CpuAllocatorCanary, a test of libtorch itself.
 
