@@ -536,9 +536,11 @@ DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::i
                                  const std::vector<std::string>& names) const {
   const int dim = shape().dim(name);
   const MeshShape inner(sizes, names);
-  TESSERA_CHECK(names.size() == sizes.size() && inner.numel() == size(dim), to_string(*this),
-                ": unflatten '", name, "' into ", to_string(inner), ": the sizes multiply to ",
-                inner.numel(), ", not ", size(dim), "; pass other sizes, and one name per size");
+  TESSERA_CHECK(names.size() == sizes.size(), to_string(*this), ": unflatten '", name, "' got ",
+                sizes.size(), " sizes and ", names.size(), " names; pass one name per size");
+  TESSERA_CHECK(inner.numel() == size(dim), to_string(*this), ": unflatten '", name, "' into ",
+                to_string(inner), ": the sizes multiply to ", inner.numel(), ", not ", size(dim),
+                "; pass other sizes");
   std::vector<std::int64_t> all_sizes = shape().sizes();
   std::vector<std::string> all_names = shape().names();
   all_sizes.erase(all_sizes.begin() + dim);

@@ -547,9 +547,9 @@ def experiment_page(path):
     curves = "".join(section("Curves", part_charts(rows), part_name(rows)) for rows in parts.values())
     method = "".join(f"<p>{esc(line)}</p>" for line in report.get("method", []))
     body = (f"<header><h1>{esc(report['title'])}</h1><p>{len(report['runs'])} runs of {esc(report['program'])}</p></header>\n" + tiles(items)
-            + section("Verdicts", table(["run", "verdict", "loss off by>", "of what is allowed>", "gradient norm off by>", "of what is allowed>"],
+            + section("Verdicts", table(["run", "verdict", "loss off by>", "share of the allowed>", "gradient norm off by>", "share of the allowed>"],
                                         in_parts(6, verdict_row)), "largest difference to the reference, and largest share of the allowed difference at a step")
-            + costs + curves + section("What is allowed", f'<div class="card text">{method}</div>\n' if method else "")
+            + costs + curves + section("The allowed difference", f'<div class="card text">{method}</div>\n' if method else "")
             + section("Flags of all runs", listing([(name, json.dumps(value).strip('"')) for name, value in report["flags"].items()])))
     return page(report["title"], body)
 

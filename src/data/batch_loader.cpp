@@ -204,6 +204,10 @@ class PromptCompletions final : public SampleSource {
     return sample;
   }
 
+  static std::string kind_of(const JsonTexts& value) {
+    return value.is_list ? "a list of " + std::to_string(value.texts.size()) : "a string";
+  }
+
   void add(const std::string& line, const Tokenizer& tokenizer, const std::string& origin) {
     const auto room = static_cast<std::size_t>(sequence_) + 1;
     const std::vector<JsonTexts> fields =
@@ -212,8 +216,8 @@ class PromptCompletions final : public SampleSource {
     const JsonTexts& completion = fields[1];
     TESSERA_CHECK(
         prompt.is_list == completion.is_list && prompt.texts.size() == completion.texts.size(),
-        origin, ": the prompt has ", prompt.texts.size(), " strings, and the completion has ",
-        completion.texts.size(), " strings; both must be a string, or lists of equal length");
+        origin, ": the prompt is ", kind_of(prompt), ", and the completion is ",
+        kind_of(completion), "; pass two strings, or two lists of equal length");
     Sample sample = prompt.is_list
                         ? encode_conversation(tokenizer, prompt.texts, completion.texts)
                         : encode(tokenizer, prompt.texts.front(), completion.texts.front(), room);

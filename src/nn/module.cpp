@@ -108,8 +108,9 @@ namespace {
 /// Advice for the error message if forward used a meta tensor. The tensor is no parameter or
 /// buffer: the outermost call has checked all parameters and buffers.
 constexpr const char* kKeptFromConstructor =
-    "; the module kept a tensor from its constructor, which nn::to_empty did not replace: keep the "
-    "nn::Parameter or the slot, and read its tensor in forward";
+    "; the module kept a meta tensor from its constructor, which nn::to_empty did not replace: "
+    "keep "
+    "the nn::Parameter or the slot, and read its tensor in forward";
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 

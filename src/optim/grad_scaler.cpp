@@ -26,7 +26,7 @@ namespace {
 /// `parameters`: the gradient was neither checked for overflow nor clipped.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
-    return;  // `parameters` is the optimizer's own list
+    return;  // the same parameters in the same order
   }
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
   for (const nn::SlotPtr& slot : optimizer.parameters()) {
@@ -56,10 +56,10 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return enabled() ? loss * state_.scale : loss;
 }
 
-/// Throws Error if the gradients of one step are unscaled twice: they would become too small.
+/// Throws Error if the gradients of one step would be unscaled twice and become too small.
 void GradScaler::check_once() const {
-  TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step are already unscaled; call ",
-                "clip_grad_norm_ or unscale_ once, then step");
+  TESSERA_CHECK(!checked_, "GradScaler: clip_grad_norm_ or unscale_ was already called for this ",
+                "step; call one of the two functions once, then step");
 }
 
 /// clip_grad_norm_() does not change the gradients: step() later multiplies by one factor that
@@ -187,8 +187,8 @@ void GradScaler::adjust(bool finite) {
 
 void GradScaler::load_state(const State& state) {
   TESSERA_CHECK(state.scale > 0.0 && std::isfinite(state.scale),
-                "GradScaler: a state with a scale of ", state.scale,
-                " was loaded; the scale must be above 0 and finite");
+                "GradScaler::load_state: the scale is ", state.scale,
+                ", but must be above 0 and finite");
   state_ = state;
   // The gradients in checked_ were computed with the old scale, so checked_ is dropped.
   checked_.reset();

@@ -105,11 +105,11 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
 
 /// Checks the checkpoint options before training, because the first save can be hours later.
 void Checkpointer::check_options() const {
-  TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, "keep is ", options_.keep,
+  TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, option("keep"), " is ", options_.keep,
                 "; keep 2 or more checkpoints, because the newest checkpoint can be damaged, or "
                 "pass 0 to keep all");
-  TESSERA_CHECK(options_.every >= 0, "a checkpoint every ", options_.every,
-                " steps is not possible; pass 1 or more, or 0 for one checkpoint at the end");
+  TESSERA_CHECK(options_.every >= 0, option("checkpoint-every"), " is ", options_.every,
+                "; pass 1 or more, or 0 for one checkpoint at the end");
   for (const std::string& part : options_.exclude) {
     TESSERA_CHECK(part == "optimizer" || part == "data", option("exclude"), ": '", part,
                   "' can't be excluded; pass optimizer or data");

@@ -333,9 +333,10 @@ TEST(PromptCompletions, RefuseInvalidConversationsAndNameTheLine) {
     const char* words;
   };
   for (const Row& row : std::vector<Row>{
-           {R"({"prompt": ["a"], "completion": "b"})", "1 strings, and the completion has 1"},
+           {R"({"prompt": ["a"], "completion": "b"})",
+            "prompt is a list of 1, and the completion is a string"},
            {R"({"prompt": ["a", "b"], "completion": ["c"]})",
-            "2 strings, and the completion has 1"},
+            "prompt is a list of 2, and the completion is a list of 1"},
            {R"({"prompt": ["a", 1], "completion": ["c", "d"]})", "\"prompt\""},
            {R"({"prompt": ["abcdefgh"], "completion": ["i"]})", "the prompt has 8 of 9 tokens"},
            {R"({"prompt": [], "completion": []})", "the prompt has 0 of 0 tokens"}}) {

@@ -48,8 +48,8 @@ TEST(GradScaler, UnscalesOncePerStepAndRefusesNarrowGradients) {
   GradScaler scaler({.init_scale = 256.0});
   scaler.unscale_({slot});
   EXPECT_EQUAL(slot->get().grad(), at::tensor({3.0F, 4.0F}));
-  EXPECT_ERROR(scaler.clip_grad_norm_({slot}, 1.0), "are already unscaled");
-  EXPECT_ERROR(scaler.unscale_({slot}), "are already unscaled");
+  EXPECT_ERROR(scaler.clip_grad_norm_({slot}, 1.0), "unscale_ was already called");
+  EXPECT_ERROR(scaler.unscale_({slot}), "unscale_ was already called");
   AdamW optimizer({slot}, kAdamW);
   EXPECT_TRUE(scaler.step(optimizer));
   const nn::SlotPtr half = slot_of(at::zeros({2}, at::kHalf));
@@ -116,7 +116,7 @@ TEST(GradScaler, ContinuesFromItsState) {
     step(other, overflow);
     EXPECT_EQ(one.state(), other.state());
   }
-  EXPECT_ERROR(other.load_state({}), "a state with a scale of");
+  EXPECT_ERROR(other.load_state({}), "the scale is 0");
 }
 
 TEST(GradScaler, RefusesInvalidOptions) {

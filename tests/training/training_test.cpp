@@ -482,7 +482,7 @@ TEST(CheckpointerTest, RefusesInvalidUse) {
         {"foreign", [&] { foreign.load(*run.state); }, {"was not saved by training"}},
         {"folder", [&] { second.make_folder(); }, {"is in use by another run"}},
         {"keep", make({.steps = 5, .keep = 1}), {"keep is 1", "keep 2 or more"}},
-        {"every", make({.every = -2, .steps = 5}), {"every -2 steps", "0 for one"}},
+        {"every", make({.every = -2, .steps = 5}), {"checkpoint-every is -2", "0 for one"}},
         {"exclude",
          make({.steps = 5, .exclude = {"optimizer", "optimiser"}}),
          {"exclude: 'optimiser' can't be excluded; pass optimizer or data"}},

@@ -122,7 +122,8 @@ std::string check_positions(const Config& config, std::int64_t longest, std::int
   const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
   TESSERA_CHECK(max_tokens <= std::max(limit, SamplingOptions{}.max_tokens), "--max-tokens ",
                 max_tokens, " is more than the ", limit,
-                " positions of the model; pass a smaller --max-tokens");
+                most == 0 ? " that are allowed" : " positions of the model",
+                "; pass a smaller --max-tokens");
   TESSERA_CHECK(most == 0 || longest <= most, "a prompt has ", longest,
                 " tokens, but the model has ", most, " positions; shorten the prompt");
   if (most == 0 || longest + max_tokens <= most) {

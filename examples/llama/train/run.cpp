@@ -150,8 +150,8 @@ Config model_config(const TrainOptions& o) {
   // longer than its max_position_embeddings, as in `transformers`.
   constexpr std::int64_t kMostTokens = 1'000'000, kMostOfAStep = std::int64_t{1} << 40;
   const std::int64_t most = std::max(config.max_positions, kMostTokens);
-  TESSERA_CHECK(o.seq <= most, "--seq ", o.seq, " is more than ", most, " tokens (the model has ",
-                config.max_positions, " positions); pass a smaller --seq");
+  TESSERA_CHECK(o.seq <= most, "--seq ", o.seq, " is more than the limit of ", most,
+                " tokens; pass a smaller --seq");
   TESSERA_CHECK(o.batch <= kMostOfAStep / o.seq, "--batch ", o.batch, " x --seq ", o.seq,
                 " is more than ", kMostOfAStep, " tokens per step; pass smaller values");
   TESSERA_CHECK(o.steps == 0 || config.attention_dropout == 0, file.string(),

@@ -43,8 +43,8 @@ class Arrivals {
                detail::concat(job.size, '\n', own_host(), '\n', handle_of_file(own->fd)));
   }
 
-  /// Reads the store. Returns the ranks that have not announced themselves or have not opened the
-  /// flight records of the other ranks.
+  /// Reads the store. Returns the ranks that have not announced themselves. After all ranks have
+  /// announced themselves: the first rank that has not opened all flight records, or none.
   const std::vector<int>& look() {
     std::string fault;
     try {
@@ -92,14 +92,17 @@ class Arrivals {
         missing.push_back(rank);
       }
     }
-    missing_ = missing.empty() ? not_ready() : std::move(missing);
+    missing_ = missing.empty() ? first_not_ready() : std::move(missing);
   }
 
-  /// Announces that this rank has opened all flight records. Returns a rank without this
-  /// announcement, or none. Ranks wait here, because an ended process's record cannot be opened.
-  std::vector<int> not_ready() {
-    store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
-    if (store_.check(opened_keys_)) {
+  /// Announces once that this rank has opened all flight records. Returns the first rank without
+  /// this announcement, or none. Ranks wait here: an ended process's record cannot be opened.
+  std::vector<int> first_not_ready() {
+    if (!announced_open_) {
+      store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
+      announced_open_ = true;
+    }
+    if (store_.check({opened_keys_.begin() + next_to_open_, opened_keys_.end()})) {
       return {};
     }
     while (next_to_open_ < job_.size &&
@@ -136,6 +139,7 @@ class Arrivals {
   /// The first rank that has not opened all flight records. Earlier ranks are not asked again, so
   /// that the store gets few requests.
   int next_to_open_ = 0;
+  bool announced_open_ = false;  ///< whether this rank has set its opened key
   std::vector<int> missing_;
 };
 

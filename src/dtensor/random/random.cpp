@@ -467,10 +467,10 @@ void fill_integers(const RandomTarget& target, std::int64_t from, std::int64_t t
   const auto first = static_cast<double>(from), last = static_cast<double>(to) - 1;
   const c10::ScalarType type = target.local.scalar_type();
   TESSERA_CHECK(from < to, "random_: from is ", from, " and to is ", to, "; pass from < to");
-  TESSERA_CHECK(
-      holds(type, first) && holds(type, last) && last - first < std::exp2(53),
-      "random integers from ", from, " to ", to, ": ", c10::toString(type),
-      " cannot represent the range, or it has more than 2^53 values; pass other bounds or type");
+  TESSERA_CHECK(holds(type, first) && holds(type, last) && last - first < std::exp2(53),
+                "random integers from ", from, " to ", to, ": ", c10::toString(type),
+                " cannot represent the range, or it has more than 2^53 values; pass other bounds "
+                "or another type");
   const at::Tensor steps = uniform_numbers(target).mul_(last - first + 1).floor_();
   target.local.copy_(steps.to(at::kLong).add_(from));
 }
@@ -480,8 +480,8 @@ void fill_integers_to(const RandomTarget& target, Arguments arguments) {
 }
 
 void fill_integers_from(const RandomTarget& target, Arguments arguments) {
-  TESSERA_CHECK(!arguments[2].isNone(), "random integers from ", arguments[1].toInt(),
-                " need an upper bound; pass the argument to");
+  TESSERA_CHECK(!arguments[2].isNone(), "random_: from is ", arguments[1].toInt(),
+                ", but there is no upper bound; pass the argument `to`");
   fill_integers(target, arguments[1].toInt(), arguments[2].toInt());
 }
 
