@@ -36,6 +36,8 @@ struct DataMesh {
   DeviceMesh shard;      ///< the 1-D submesh over which parameters are sharded
   DeviceMesh replicate;  ///< the 1-D submesh of replicas; empty without replicas
 
+  /// The function that the program called, for messages: "fully_shard" or "replicate".
+  const char* caller() const { return replicate == all ? "replicate" : "fully_shard"; }
   std::int64_t replicas() const { return replicate ? replicate.size() : 1; }
   std::int64_t ranks() const { return shard.size() * replicas(); }
   const DeviceMesh& persistent() const { return replicate ? all : shard; }

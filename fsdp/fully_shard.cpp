@@ -17,18 +17,19 @@ namespace tessera::fsdp {
 
 namespace {
 
-void check_module(const nn::ModuleBase* module) {
-  TESSERA_CHECK(module != nullptr, "fully_shard was given a null module");
+void check_module(const nn::ModuleBase* module, const char* caller) {
+  TESSERA_CHECK(module != nullptr, caller, " was given a null module");
   TESSERA_CHECK(module->attached<Unit>() == nullptr,
                 "fully_shard or replicate was applied to this ", module->name(),
                 " already; apply one of them once to each module");
-  TESSERA_CHECK(dynamic_cast<const nn::ModuleList*>(module) == nullptr,
-                "fully_shard was applied to a ModuleList, which has no forward; apply fully_shard "
-                "to the modules in the list");
-  TESSERA_CHECK(dynamic_cast<const nn::AdoptedModule*>(module) == nullptr, "fully_shard: a ",
+  TESSERA_CHECK(dynamic_cast<const nn::ModuleList*>(module) == nullptr, caller,
+                " was applied to a ModuleList, which has no forward; apply ", caller,
+                " to the modules in the list");
+  TESSERA_CHECK(dynamic_cast<const nn::AdoptedModule*>(module) == nullptr, caller, ": a ",
                 module->name(),
                 " inside a module that nn::Hooked holds runs without the hooks that gather "
-                "parameters; apply fully_shard to the module that nn::Hooked holds");
+                "parameters; apply ",
+                caller, " to the module that nn::Hooked holds");
 }
 
 /// All checks precede all changes, so that an error leaves the model unchanged.
@@ -37,11 +38,10 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   TESSERA_CHECK(!modules.empty(),
                 "fully_shard was given an empty list of modules; pass at least one module");
   for (const nn::ModuleBase* module : modules) {
-    check_module(module);
+    check_module(module, mesh.caller());
   }
-  // Units below `module` keep their parameters, so fully_shard must be applied to inner modules
-  // first.
-  const nn::NamedSlots parameters = free_parameters(modules, options);
+  // Units below `module` keep their parameters, so inner modules must come first.
+  const nn::NamedSlots parameters = free_parameters(modules, mesh, options);
   const UnitSpec spec = checked_spec(modules, parameters, mesh, options);
   for (const nn::ModuleBase* module : modules) {
     warn_of_batch_norm(*module, mesh.ranks());

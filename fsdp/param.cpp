@@ -45,11 +45,12 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   const std::vector<std::string>& others = outer.shape().names();
   const bool disjoint =
       !own.empty() && std::ranges::none_of(own, [&](auto& dim) { return contains(others, dim); });
-  TESSERA_CHECK(outer.root() == root && disjoint, "fully_shard: ", name, " is distributed on ",
-                to_string(outer), ", and the mesh of fully_shard is ", to_string(mesh),
+  TESSERA_CHECK(outer.root() == root && disjoint, data_mesh.caller(), ": ", name,
+                " is distributed on ", to_string(outer), ", and the mesh of ", data_mesh.caller(),
+                " is ", to_string(mesh),
                 "; pass slices of one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
-  TESSERA_CHECK(!share_ranks(outer, mesh), "fully_shard: ", name, " is distributed on ",
-                to_string(outer), ", and the mesh of fully_shard, ", to_string(mesh),
+  TESSERA_CHECK(!share_ranks(outer, mesh), data_mesh.caller(), ": ", name, " is distributed on ",
+                to_string(outer), ", and the mesh of ", data_mesh.caller(), ", ", to_string(mesh),
                 ", contains that mesh: a mesh dimension can split a tensor only once; set "
                 "Options::parameter_mesh to the other dimensions, or leave the parameter plain");
   const std::vector<std::string>& persistent = data_mesh.persistent().shape().names();
@@ -115,8 +116,9 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
   Layout::Dims dims(static_cast<std::size_t>(tensor.dim()));
   if (tessera::is_distributed(tensor)) {
     const ShardingSpec& spec = sharding_spec(tensor);
-    TESSERA_CHECK(!spec.layout->is_partial(), "fully_shard: ", name, " has a pending reduction, ",
-                  to_string(*spec.layout), "; redistribute it to Replicate() or Shard(...) first");
+    TESSERA_CHECK(!spec.layout->is_partial(), mesh.caller(), ": ", name,
+                  " has a pending reduction, ", to_string(*spec.layout),
+                  "; redistribute it to Replicate() or Shard(...) first");
     joined = joined_mesh(spec.mesh, mesh, name);
     dims = renumbered(*spec.layout, spec.mesh, joined);
   }

@@ -62,9 +62,9 @@ void check_post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
 }
 
 /// Throws Error for a mixed-precision policy with an integer dtype.
-void check_computes_in_floats(const MixedPrecisionPolicy& policy) {
+void check_computes_in_floats(const MixedPrecisionPolicy& policy, const char* caller) {
   for (const auto& dtype : {policy.param_dtype, policy.reduce_dtype, policy.output_dtype}) {
-    TESSERA_CHECK(!dtype || c10::isFloatingType(*dtype), "fully_shard: mp_policy sets ", *dtype,
+    TESSERA_CHECK(!dtype || c10::isFloatingType(*dtype), caller, ": mp_policy sets ", *dtype,
                   ", but gradients need a floating-point type; set floating-point types only");
   }
 }
@@ -88,10 +88,10 @@ void check_not_split(const std::string& name, const nn::ParameterSlot& slot, con
     return;
   }
   const DeviceMesh& known = sharding_spec(tensor).mesh;
-  TESSERA_CHECK(!slot.has_persistent(), "fully_shard: parameter '", name, "' is split over ",
-                to_string(known),
-                " already, by an outer FSDP unit; apply fully_shard to inner modules first");
-  TESSERA_CHECK(known != mesh.all, "fully_shard: parameter '", name, "' is split over ",
+  TESSERA_CHECK(!slot.has_persistent(), mesh.caller(), ": parameter '", name, "' is split over ",
+                to_string(known), " already, by an outer FSDP unit; apply ", mesh.caller(),
+                " to inner modules first");
+  TESSERA_CHECK(known != mesh.all, mesh.caller(), ": parameter '", name, "' is split over ",
                 to_string(known),
                 " already, by parallelize_module or distribute_module; pass different dimensions "
                 "of one mesh to the two calls, for example mesh[\"tp\"] and mesh[\"dp\"]");
@@ -110,11 +110,11 @@ bool makes_sparse_gradients(const torch::nn::Module& module) {
 }
 
 /// Throws Error for a parameter with sparse gradients, because reductions split gradients by rows.
-void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
+void refuse_sparse_gradients(const nn::NamedSlots& parameters, const char* caller) {
   for (const auto& [name, slot] : parameters) {
     for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
-      TESSERA_CHECK(!makes_sparse_gradients(adopted_or_own(*owner.module)),
-                    "fully_shard: parameter '", name, "' of a ", owner.module->name(),
+      TESSERA_CHECK(!makes_sparse_gradients(adopted_or_own(*owner.module)), caller, ": parameter '",
+                    name, "' of a ", owner.module->name(),
                     " gets sparse gradients, which FSDP cannot reduce over ranks; make the module "
                     "without sparse(true), or name the parameter in Options::ignored");
     }
@@ -137,7 +137,7 @@ bool takes_batch_statistics(const torch::nn::Module& module) {
 
 }  // namespace
 
-nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
+nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
                                const Options& options) {
   nn::NamedSlots slots;
   std::unordered_set<const nn::ModuleBase*> inside;
@@ -160,10 +160,10 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
   // If a module outside of the unit shared the parameter, this module would compute with the shard.
   for (const auto& [name, slot] : slots) {
     for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
-      TESSERA_CHECK(inside.contains(owner.module), "fully_shard: parameter '", name,
+      TESSERA_CHECK(inside.contains(owner.module), mesh.caller(), ": parameter '", name,
                     "' is shared with a ", owner.module->name(),
-                    " outside of this FSDP unit; apply fully_shard to the innermost module that "
-                    "contains both modules");
+                    " outside of this FSDP unit; apply ", mesh.caller(),
+                    " to the innermost module that contains both modules");
     }
   }
   return slots;
@@ -171,10 +171,11 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
 
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
                       const DataMesh& mesh, const Options& options) {
-  check_computes_in_floats(options.mp_policy);
-  TESSERA_CHECK(options.bucket_cap_mb > 0, "bucket_cap_mb = ", options.bucket_cap_mb,
+  check_computes_in_floats(options.mp_policy, mesh.caller());
+  TESSERA_CHECK(options.bucket_cap_mb > 0, mesh.caller(),
+                ": bucket_cap_mb = ", options.bucket_cap_mb,
                 " is invalid; pass a positive number of MiB (default 25)");
-  refuse_sparse_gradients(parameters);
+  refuse_sparse_gradients(parameters, mesh.caller());
   UnitSpec spec{modules, mesh, options, {}};
   for (const auto& [name, slot] : parameters) {
     const at::Tensor& tensor = slot->persistent();

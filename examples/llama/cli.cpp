@@ -67,11 +67,16 @@ void check_integers(CLI::Option& option) {
   }
 }
 
-/// Throws Error if a flag that takes one value is given two different values. CLI11 would silently
-/// use the last value.
-void refuse_two_values(const CLI::App& app) {
+/// Throws Error if a flag that takes one value is given two different values, or if a path is
+/// empty. CLI11 would silently use the last value, and the program ignore an empty path.
+void check_values(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     const std::vector<std::string>& values = option->results();
+    const std::string kind = option->get_option_text();
+    const bool is_path = kind.find("DIR") != std::string::npos || kind == "FILE" || kind == "GLOB";
+    TESSERA_CHECK(!is_path || std::ranges::find(values, "") == values.end(), "--",
+                  option->get_single_name(), " is given an empty value; pass a ", kind,
+                  ", or leave the flag out");
     const auto other = std::ranges::find_if(
         values, [&](const std::string& value) { return value != values.front(); });
     TESSERA_CHECK(option->get_items_expected_max() > 1 || other == values.end(), "--",
@@ -172,7 +177,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
     fail_unknown((extra.rfind('-', 0) == 0 ? "flag " : "argument ") + extra,
                  extra.substr(std::min(extra.find_first_not_of('-'), extra.size())), app);
   }
-  refuse_two_values(app);
+  check_values(app);
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {

@@ -257,14 +257,16 @@ struct Options {
   }
 };
 
-/// Throws Error if an output would replace the file of --config.
+/// Throws Error if an output would replace the file of --config or another output.
 void check_outputs(const Options& o) {
   const std::map<std::string, std::string> outputs{
       {"--metrics", o.metrics}, {"--checkpoint", o.checkpoints.folder}, {"--save-hf", o.save_hf}};
+  std::map<std::filesystem::path, std::string> flag_of{
+      {std::filesystem::weakly_canonical(o.config_file), "--config"}};
   for (const auto& [flag, path] : outputs) {
-    std::error_code none;
-    TESSERA_CHECK(path.empty() || !std::filesystem::equivalent(path, o.config_file, none), flag,
-                  " and --config are both ", path, "; pass different paths");
+    const auto [known, is_new] = flag_of.try_emplace(std::filesystem::weakly_canonical(path), flag);
+    TESSERA_CHECK(path.empty() || is_new, flag, " and ", known->second, " are both ", path,
+                  "; pass different paths");
   }
 }
 

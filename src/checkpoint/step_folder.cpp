@@ -115,6 +115,11 @@ void remove_step(const fs::path& folder) {
                 "': ", std::strerror(errno), ": remove it yourself");
 }
 
+void check_step(const Manifest& manifest, const fs::path& folder, std::int64_t step) {
+  TESSERA_CHECK(manifest.step == step, "the manifest in '", folder.string(), "' is of step ",
+                manifest.step, ": rename the folder to ", detail::step_folder_name(manifest.step));
+}
+
 /// Returns the manifest of a complete step. Returns nullopt for a missing or invalid manifest.
 /// Throws ReadError for a manifest that cannot be read at the moment.
 std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
@@ -123,9 +128,7 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   }
   try {
     Manifest manifest = read_manifest(folder);
-    TESSERA_CHECK(manifest.step == step, "the manifest in '", folder.string(), "' is of step ",
-                  manifest.step, ": rename the folder to ",
-                  detail::step_folder_name(manifest.step));
+    check_step(manifest, folder, step);
     return manifest;
   } catch (const tessera::detail::ReadError&) {
     if (lacks_manifest(folder)) {
@@ -292,8 +295,7 @@ void StepFolder::check_withdrawable() const {
   const Manifest manifest = parse_manifest(text, path_ / kManifestFile);
   TESSERA_CHECK(manifest.run_id == run_id_, "'", path_.string(),
                 "' is a damaged step of another run: move the folder away");
-  TESSERA_CHECK(manifest.step == step_, "the manifest in '", path_.string(), "' is of step ",
-                manifest.step, ": rename the folder to ", detail::step_folder_name(manifest.step));
+  check_step(manifest, path_, step_);
 }
 
 void StepFolder::withdraw() const {

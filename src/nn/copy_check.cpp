@@ -313,11 +313,11 @@ class Comparison {
              "before the step" +
              distinct;
     }
-    const std::string names = fmt::format("\"{}\"", fmt::join(dims, "\", \""));
     return fmt::format(
-        "no call sums its gradient over {0}: call fsdp::fully_shard or fsdp::replicate with a mesh "
-        "that has {0}, parallelize_module with mesh[{0}], or give those ranks the same batch{1}",
-        names, distinct);
+        "no call sums its gradient over the mesh dimensions [{}]: call fsdp::fully_shard, "
+        "fsdp::replicate or parallelize_module with a mesh that has these dimensions, or give "
+        "those ranks the same batch{}",
+        fmt::join(dims, ", "), distinct);
   }
 
   [[noreturn]] void refuse(const Difference& found) const {

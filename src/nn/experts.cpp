@@ -491,7 +491,8 @@ RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh) {
     at::Tensor& sum = mixtures[static_cast<std::size_t>(i)]->router_state().load;
     sum = sum.defined() ? sum + load[i] : load[i];
   }
-  const at::Tensor tokens = counts.narrow(0, rows * experts, 1).to(sums.probabilities.options());
+  const at::Tensor tokens =
+      counts.narrow(0, rows * experts, 1).clamp_min(1).to(sums.probabilities.options());
   const at::Tensor of_rank = tokens / (mesh ? mesh.size() : 1);
   const at::Tensor share = load.sum(0).to(sums.probabilities.options()) / tokens;
   const at::Tensor own = at::cat({sums.probabilities, sums.z.view({1})});

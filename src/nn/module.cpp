@@ -133,7 +133,8 @@ bool is_around(const std::string& buffer, const std::string& module) {
 /// Returns advice for an error that libtorch threw in the module `fqn`, or "". There is advice for
 /// meta tensors, and for buffers that need a cast: mixed precision does not cast buffers.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
-  if (error.msg().find("meta") != std::string::npos) {
+  const std::size_t meta = error.msg().find("meta");
+  if (meta != std::string::npos && error.msg().compare(meta, 8, "metadata") != 0) {
     return kKeptFromConstructor;
   }
   if (error.msg().find("type") == std::string::npos) {

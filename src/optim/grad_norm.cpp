@@ -267,6 +267,11 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
   return total;
 }
 
+void check_max_norm(double max_norm) {
+  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ with max_norm ", max_norm,
+                " is invalid; max_norm must not be negative");
+}
+
 namespace {
 
 // Functions for the message about non-finite gradients. A reduction spreads a NaN to all ranks, so
@@ -368,8 +373,7 @@ void check(const NormOptions& options) {
 
 std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
     const std::vector<nn::SlotPtr>& parameters, double max_norm, const NormOptions& options) {
-  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ with max_norm ", max_norm,
-                " is invalid; max_norm must not be negative");
+  check_max_norm(max_norm);
   check(options);
   const comm::CallerScope caller("clip_grad_norm_");
   const c10::AutoGradMode no_grad(false);

@@ -72,8 +72,7 @@ at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameter
   }
   check_once();
   const comm::CallerScope caller("clip_grad_norm_");
-  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ with max_norm ", max_norm,
-                " is invalid; max_norm must not be negative");
+  check_max_norm(max_norm);
   const at::Tensor scaled = grad_norm(parameters, options);
   const double norm = scaled.item<double>() / state_.scale;
   if (std::isfinite(norm)) {

@@ -90,6 +90,9 @@ struct GradTerms {
 /// GradTerms::joint does not contain the other meshes.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
+/// Throws Error for a negative or NaN `max_norm` of clip_grad_norm_().
+void check_max_norm(double max_norm);
+
 /// Returns the p-norm of all gradients, and the factor that clips to `max_norm` (undefined without
 /// `max_norm`). Both are plain 0-d tensors, equal on all ranks of the joint mesh. Collective.
 kernels::NormAndFactor total_norm(const GradTerms& terms, double p,

@@ -54,9 +54,9 @@ std::vector<Program> programs() {
   };
   const auto shard_up = [](Mlp& m, const DeviceMesh& mesh) { fully_shard(*m.up, mesh.flatten()); };
   const std::vector<std::string_view> no_fsdp{"up.weight", "ranks 0 and 2", "along dp",
-                                              "fsdp::fully_shard", "mesh[\"dp\"]"};
+                                              "fsdp::fully_shard", "[dp]"};
   const std::vector<std::string_view> no_plan{"up.weight", "ranks 0 and 1", "along tp",
-                                              "parallelize_module", "mesh[\"tp\"]"};
+                                              "parallelize_module", "[tp]"};
   return {{"both", both, {"dp"}, {}},
           {"only a plan, one batch", plan_tp, {}, {}},
           {"only FSDP, one batch in tp", shard_dp, {"dp"}, {}},

@@ -283,6 +283,15 @@ struct Expected {
   at::Tensor result, load, load_balancing, z;
 };
 
+TEST(MixtureOfExperts, AuxiliaryLossesOfNoTokensAreZero) {
+  nn::MixtureOfExperts mixture({.hidden = 6, .inner = 5, .experts = 4, .init_std = 0.5});
+  nn::init_weights(mixture, /*seed=*/3);
+  mixture(at::zeros({0, 9, 6}));
+  const nn::RouterLosses router = nn::take_router_losses(mixture);
+  EXPECT_EQ(router.load_balancing.item<double>(), 0);
+  EXPECT_EQ(router.z.item<double>(), 0);
+}
+
 TEST(MixtureOfExperts, EqualsPlainOperators) {
   for (const bool deepseek : {false, true}) {
     nn::ExpertsOptions options{.hidden = 6, .inner = 5, .experts = 4, .init_std = 0.5};

@@ -111,10 +111,11 @@ TEST(BadCall, ReportsTheCauseAndChangesNothing) {
        {"'weight'", "inner modules"},
        [](Call c) { shard_units({&*c.model.blocks[1], &*c.model.blocks[1]->up}, c.mesh); }},
       {"module without forward",
-       {"ModuleList"},
+       {"fully_shard", "ModuleList"},
        [](Call c) {
          nn::ModuleList list;
          list.push_back(std::make_shared<nn::Linear>(2, 2));
+         EXPECT_ERROR(replicate(list, c.mesh), "replicate was applied to a ModuleList");
          fully_shard(list, c.mesh);
        }},
       {"parameter shared with another unit", {"'up.weight'", "tessera::nn::Linear"}, [](Call c) {

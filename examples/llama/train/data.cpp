@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -52,9 +53,18 @@ std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   return sources;
 }
 
-/// Returns the content of a text file. Throws Error for a pipe, because each rank reads the file.
+/// Returns the content of a text file, decompressed if necessary. Throws Error for a pipe, because
+/// each rank reads the file.
 std::string text_of(const std::string& file) {
-  return files::read_file(file, "a text file", UINT64_MAX);
+  constexpr std::size_t kReadBytes = 1 << 20;
+  const std::unique_ptr<ByteStream> stream = open_stream(file);
+  std::string text;
+  for (std::size_t end = 0, count = kReadBytes; count == kReadBytes; text.resize(end)) {
+    text.resize(end + kReadBytes);
+    count = stream->read(std::span(text).subspan(end));
+    end += count;
+  }
+  return text;
 }
 
 /// Tokenizes the files one after another. Frees the text of a file before the next file is read.

@@ -142,7 +142,7 @@ std::vector<Section> make_table() {
          "Share of the samples from one --tokens; give one --weight for each --tokens, in order",
          above_0, {[](const O& o) { return !o.tokens.empty(); }, "--tokens"}, Form::kRepeated},
         {"text", &O::text, "FILE", "",
-         "Text file, tokenized at the start; several files are tokenized separately, in order",
+         "Text file (also gzip or zstd), tokenized at the start; several files separately, in order",
          {}, {}, Form::kRepeated, true},
         {"jsonl", &O::jsonl, "GLOB", "",
          "Glob, in quotes, of JSONL prompts and completions; only completions have a loss",

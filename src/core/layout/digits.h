@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "tessera/core/detail/layout.h"
@@ -23,6 +24,9 @@ std::int64_t mesh_product(const std::vector<std::int64_t>& mesh_sizes,
 /// shard like a single Digit are merged. For dp=2, [2 over dp][8] becomes [16 over dp].
 std::vector<Digit> canonical_digits(const std::vector<std::int64_t>& mesh_sizes,
                                     std::vector<Digit> digits);
+
+/// Throws Error unless `sizes` has one entry for each tensor dimension of `layout`.
+void check_ndim(const Layout& layout, std::span<const std::int64_t> sizes);
 
 /// Returns `layout` with every mesh dimension of size 1 replicated. Local tensors do not change, so
 /// redistribution plans treat both layouts as equal.

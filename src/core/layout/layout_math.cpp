@@ -128,9 +128,7 @@ Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
 
 void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                      std::span<const std::int64_t> coordinate) {
-  TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
-                to_string(layout), " was given sizes of ", sizes.size(),
-                " dimensions, but is for tensors of ", layout.tensor_ndim(), " dimensions");
+  detail::check_ndim(layout, sizes);
   TESSERA_CHECK(static_cast<int>(coordinate.size()) == layout.mesh_ndim(), "layout ",
                 to_string(layout), " on a mesh of ", layout.mesh_ndim(),
                 " dimensions was given a coordinate of ", coordinate.size(),
@@ -291,6 +289,12 @@ FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndi
     box.sizes = next();
   }
   return place;
+}
+
+void detail::check_ndim(const Layout& layout, std::span<const std::int64_t> sizes) {
+  TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
+                to_string(layout), " was given sizes of ", sizes.size(),
+                " dimensions, but is for tensors of ", layout.tensor_ndim(), " dimensions");
 }
 
 }  // namespace tessera

@@ -372,9 +372,7 @@ LayoutPtr to_layout(const Sizes& mesh_sizes, const Placements& placements,
 }
 
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes) {
-  TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
-                to_string(layout), " was given sizes of ", sizes.size(),
-                " dimensions, but is for tensors of ", layout.tensor_ndim(), " dimensions");
+  detail::check_ndim(layout, sizes);
   Placements out;
   for (int m = 0; m < layout.mesh_ndim(); ++m) {
     out.push_back(placement_of(layout, m));

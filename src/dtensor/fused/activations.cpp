@@ -228,10 +228,14 @@ std::optional<ShardingRule> rotary_rule(const OpCall& call) {
   return rule;
 }
 
-at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-                                 bool transposed) {
+void check_tables_are_constant(const at::Tensor& cos, const at::Tensor& sin) {
   TESSERA_CHECK(!is_recorded(cos, sin),
                 "rotary_embedding: the tables must not require a gradient; detach them");
+}
+
+at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                                 bool transposed) {
+  check_tables_are_constant(cos, sin);
   const auto backward = [transposed](FusedNode& node, const variable_list& gradients) {
     return variable_list{
         RotaryEmbedding::call(gradients[0], node.saved(0), node.saved(1), !transposed)};
@@ -281,8 +285,7 @@ std::optional<ShardingRule> rotary_qk_rule(const OpCall& call) {
 
 TwoTensors differentiable_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                                     const at::Tensor& sin, bool transposed) {
-  TESSERA_CHECK(!is_recorded(cos, sin),
-                "rotary_embedding: the tables must not require a gradient; detach them");
+  check_tables_are_constant(cos, sin);
   const auto backward = [transposed](FusedNode& node, const variable_list& gradients) {
     const auto turned_back = [&](const at::Tensor& gradient) {
       return gradient.defined()

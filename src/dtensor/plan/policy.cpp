@@ -152,17 +152,15 @@ void check_movement(const PlannedCall& call) {
        "), which the strict scope refuses; ", remedy_of_moving(call.plan));
 }
 
-[[noreturn]] void fail_of_mixing(const PlannedCall& call) {
-  const BoundCall bound = bind_call(call.info, call.arguments());
+[[noreturn]] void fail_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   fail(call.info.name, " mixes distributed tensors with plain tensors (",
        describe_inputs(call.plan, bound), "); ", remedy_of_mixing(call, bound));
 }
 
 /// Whether a call has a plain argument with several elements, or a plain number that requires grad.
 /// Ranks compare other plain numbers.
-bool mixes_more_than_numbers(const PlannedCall& call) {
-  return call.plan.mixes_plain ||
-         std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
+bool mixes_more_than_numbers(const PlannedCall& call, const BoundCall& bound) {
+  return call.plan.mixes_plain || std::ranges::any_of(bound.tensors, is_trained_number);
 }
 
 std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
@@ -179,11 +177,12 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
 
 /// Throws Error for plain tensors outside of a ReplicationScope. In backward hooks and functions of
 /// the program, where scopes do not apply, ranks compare the plain tensors instead.
-void check_plain(const PlannedCall& call) {
+void check_plain(const PlannedCall& call, const BoundCall& bound) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);
-  if (!replicated && backward_code() == BackwardCode::kNone && mixes_more_than_numbers(call)) {
-    fail_of_mixing(call);
+  if (!replicated && backward_code() == BackwardCode::kNone &&
+      mixes_more_than_numbers(call, bound)) {
+    fail_of_mixing(call, bound);
   }
   if (!replicated || call.plan.compares_plain) {
     compare_plain(mesh, call.info.name, plain_tensors_read(call));
@@ -245,8 +244,9 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
 void check_policy(const PlannedCall& call) {
   check_gradients(call);
   if (call.plan.takes_plain) {
-    check_plain(call);
-    for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
+    const BoundCall bound = bind_call(call.info, call.arguments());
+    check_plain(call, bound);
+    for (const at::Tensor& tensor : bound.tensors) {
       if (!tessera::is_distributed(tensor) && tensor.requires_grad()) {
         keep_gradient_plain(tensor);
       }

@@ -46,6 +46,21 @@ detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRo
   return place;
 }
 
+kernels::Uniform uniform_between(double from, double to) {
+  TESSERA_CHECK(from <= to, "uniform_: from is ", from, " and to is ", to, "; pass from <= to");
+  return {from, to - from};
+}
+
+kernels::Normal normal_with(double mean, double std) {
+  TESSERA_CHECK(std >= 0.0, "normal_: std is ", std, "; pass a std of at least 0");
+  return {mean, std};
+}
+
+kernels::Bernoulli bernoulli_of(double p) {
+  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "bernoulli_: p is ", p, "; pass a p from 0 to 1");
+  return {p};
+}
+
 void fill(const at::Tensor& tensor, const kernels::Distribution& distribution, RandomKey key) {
   const at::Tensor local = local_tensor(tensor);
   const detail::RandomPlace place = detail::own_place(tensor);
@@ -78,13 +93,11 @@ std::uint64_t substream(std::uint64_t stream, std::uint64_t index) {
 }
 
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key) {
-  TESSERA_CHECK(from <= to, "uniform_: from is ", from, " and to is ", to, "; pass from <= to");
-  fill(tensor, kernels::Uniform{from, to - from}, key);
+  fill(tensor, uniform_between(from, to), key);
 }
 
 void normal_(const at::Tensor& tensor, double mean, double std, RandomKey key) {
-  TESSERA_CHECK(std >= 0.0, "normal_: std is ", std, "; pass a std of at least 0");
-  fill(tensor, kernels::Normal{mean, std}, key);
+  fill(tensor, normal_with(mean, std), key);
 }
 
 void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low, double high,
@@ -93,8 +106,7 @@ void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low
 }
 
 void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
-  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "bernoulli_: p is ", p, "; pass a p from 0 to 1");
-  fill(tensor, kernels::Bernoulli{p}, key);
+  fill(tensor, bernoulli_of(p), key);
 }
 
 // The state of a rank's random operators, and libtorch's generator for operators that run on
@@ -431,27 +443,24 @@ void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();
   const double to = arguments[2].toDouble();
   const c10::ScalarType type = target.local.scalar_type();
-  TESSERA_CHECK(from <= to, "uniform_: from is ", from, " and to is ", to, "; pass from <= to");
+  const kernels::Uniform uniform = uniform_between(from, to);
   TESSERA_CHECK(holds(type, from) && holds(type, to) && holds(type, to - from),
                 "uniform numbers from ", from, " to ", to, ": ", c10::toString(type),
                 " cannot represent this range; pass finite bounds of a smaller range");
-  fill_random(target.local, target.place, kernels::Uniform{from, to - from}, target.key);
+  fill_random(target.local, target.place, uniform, target.key);
 }
 
 void fill_normal(const RandomTarget& target, Arguments arguments) {
-  const double std = arguments[2].toDouble();
-  TESSERA_CHECK(std >= 0.0, "normal_: std is ", std, "; pass a std of at least 0");
-  fill_random(target.local, target.place, kernels::Normal{arguments[1].toDouble(), std},
-              target.key);
+  fill_random(target.local, target.place,
+              normal_with(arguments[1].toDouble(), arguments[2].toDouble()), target.key);
 }
 
 void fill_bernoulli(const RandomTarget& target, Arguments arguments) {
-  const double p = arguments[1].toDouble();
-  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "bernoulli_: p is ", p, "; pass a p from 0 to 1");
+  const kernels::Bernoulli bernoulli = bernoulli_of(arguments[1].toDouble());
   if (target.local.is_floating_point()) {
-    return fill_random(target.local, target.place, kernels::Bernoulli{p}, target.key);
+    return fill_random(target.local, target.place, bernoulli, target.key);
   }
-  target.local.copy_(numbers(target, kernels::Bernoulli{p}, target.key));
+  target.local.copy_(numbers(target, bernoulli, target.key));
 }
 
 void fill_exponential(const RandomTarget& target, Arguments arguments) {

@@ -54,6 +54,7 @@ class BadInput(programs.InFolder):
                 ({"config": None, "model": self.folder / "nowhere"}, [], ("nowhere",), {"dp": 2}),
                 ({"tokens": None, "text": "/dev/zero"}, [], ("'/dev/zero' is not a regular file",), {}),
                 ({"tokens": None, "jsonl": self.folder / "none*"}, [], ("--jsonl", "none*"), {}),
+                ({}, ["--checkpoint", ""], ("--checkpoint", "an empty value", "DIR"), {}),
                 ({"seq": 2**63 - 1}, [], (f"--seq {2**63 - 1}", "1000000 tokens"), {})):
             with self.subTest(words):
                 self.refuse([*self.data(**data), *flags], *words, **mesh)

@@ -1,4 +1,5 @@
 """Held-out loss during training: --eval-every, --eval-text, --eval-tokens."""
+import gzip
 import re
 
 import programs
@@ -42,9 +43,11 @@ class Evaluation(programs.InFolder):
         tokenizer = kinds.gpt2("the same words " * 1000)
         tokenizer.save(str(self.folder / "tokenizer.json"))
         text = programs.write(self.folder / "held_out.txt", "the same words " * 1000 + "qx" * 20_000)
+        zipped = self.folder / "held_out.txt.gz"
+        zipped.write_bytes(gzip.compress(text.read_bytes()))
         config = programs.write_config(self.folder, programs.SMALL | {"vocab_size": tokenizer.get_vocab_size()})
         done = programs.train(["--config", config, "--text", text, "--tokenizer", self.folder / "tokenizer.json", "--steps", 1,
-                               "--batch", 2, "--seq", 16, "--eval-text", text])
+                               "--batch", 2, "--seq", 16, "--eval-text", zipped])
         found = re.search(r"held-out loss: ([0-9.]+) nats/byte \(([0-9.]+) a token, (\d+) tokens", done.stdout)
         per_byte, loss, tokens = float(found[1]), float(found[2]), int(found[3])
         self.assertEqual(tokens, 32 * 2 * 16)
