@@ -557,6 +557,8 @@ def experiment_page(path):
 def mfu_page(path):
     results = json.loads(path.read_text())
     runs = results["runs"]
+    if not runs:
+        raise ValueError("there are no runs")
     names = [f"{run['model']} {run['dp']}{'x%d' % run['cp'] if run['cp'] > 1 else ''}x{run['tp']}, ac {run['ac']}, batch {run['batch']}, seq {run['seq']}"
              for run in runs]
     picture = Picture("shares of the peak", 15.5, 0.9 + 0.62 * len(runs), left=4.2)
@@ -586,8 +588,8 @@ def main():
     for name in ("--out", "--sample"):
         parser.add_argument(name, type=pathlib.Path)
     given = parser.parse_args()
-    out = given.out or (given.file.with_name("report.html") if given.what == "run" else given.file.with_suffix(".html"))
     try:
+        out = given.out or (given.file.with_name("report.html") if given.what == "run" else given.file.with_suffix(".html"))
         if given.what == "run":
             text = run_page(given.file, given.sample.read_text(errors="replace") if given.sample else "")
         else:
@@ -595,7 +597,7 @@ def main():
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         sys.exit(f"tessera_plot: {error}")
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         sys.exit(f"tessera_plot: {given.file} is not a JSON file of the kind '{given.what}' ({type(error).__name__}: {error})")
     print(f"page: {out}")
 

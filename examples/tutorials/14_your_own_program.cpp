@@ -1,5 +1,5 @@
 // A complete training program: non-text data, a learning-rate schedule, averaged weights,
-// TensorBoard, a trace, a memory profile, and a NaN finder. The argument is the output folder;
+// TensorBoard, a profile, and a NaN finder. The argument is the output folder;
 // without it, the program writes no files.
 //   tessera-run --nproc 2 -- build/bin/tutorial_14_your_own_program out
 

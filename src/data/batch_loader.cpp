@@ -106,6 +106,31 @@ std::size_t common_tokens(const std::vector<std::int64_t>& a, const std::vector<
   return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
 
+/// Returns how many of `tokens` are completely in `prefix`, which is the beginning of their text.
+std::size_t tokens_before(std::string_view prefix, const std::vector<std::int64_t>& tokens,
+                          const Tokenizer& tokenizer) {
+  const std::vector<std::int64_t> alone = tokenizer.encode(prefix);
+  std::size_t count = common_tokens(alone, tokens);
+  if (count == alone.size()) {
+    return count;
+  }
+  // Without the text after `prefix`, the last tokens of `prefix` can be others. No special token is
+  // among the last tokens, so the lengths of the decoded texts can be compared.
+  const auto bytes_of = [&](std::size_t first) {
+    return tokenizer.decode({tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(first)})
+        .size();
+  };
+  const std::size_t end = tokenizer.decode(alone).size();
+  for (std::size_t bytes = bytes_of(count); count < tokens.size(); ++count) {
+    const std::size_t next = bytes_of(count + 1);
+    if (next == bytes || next > end) {
+      break;
+    }
+    bytes = next;
+  }
+  return count;
+}
+
 class PromptCompletions final : public SampleSource {
  public:
   PromptCompletions(const JsonLines& lines, const Tokenizer& tokenizer, std::int64_t sequence,
@@ -193,7 +218,7 @@ class PromptCompletions final : public SampleSource {
     Sample sample{tokenizer.encode(text), {}};
     sample.learned.resize(sample.tokens.size());
     const auto token_at = [&](std::size_t byte) {
-      return common_tokens(tokenizer.encode(std::string_view(text).substr(0, byte)), sample.tokens);
+      return tokens_before(std::string_view(text).substr(0, byte), sample.tokens, tokenizer);
     };
     for (const auto& [begin, end] : learned) {
       const std::size_t last = token_at(end);

@@ -101,7 +101,14 @@ class SentencePieceTokenizer final : public Tokenizer {
               first || legacy_ ? pieces_of(*model_, part) : pieces_within(part);
           all.insert(all.end(), ids.begin(), ids.end());
         },
-        [&](TokenId id) { all.push_back(id); });
+        [&](TokenId id) {
+          if (all.empty() && !legacy_ && !special_.contains(id)) {
+            // LlamaTokenizer puts a space before the text, and drops it before a special token.
+            const std::vector<int> space = pieces_within(" ");
+            all.assign(space.begin(), space.end());
+          }
+          all.push_back(id);
+        });
     return all;
   }
 

@@ -192,7 +192,7 @@ std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
   }
   for (Pair& pair : pairs) {
     pair.of.value = at::Tensor();
-    pair.layout = pair.on_mesh.defined() ? layout_of(pair.on_mesh) : "";
+    pair.layout = pair.on_mesh.defined() ? layout_of(pair.on_mesh) : "missing on the mesh";
   }
   return pairs;
 }

@@ -28,6 +28,28 @@ TEST(DISABLED_Processes, SumRanksInTwoWorldsInTurn) {
   }
 }
 
+TEST(DISABLED_Processes, OtherRanksMakeAGroupAfterRank0HasShutDown) {
+  const WorldPtr world = world_from_environment();
+  const WorldScope scope(world);
+  if (world->rank() > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    world->group({1, 2}, "late")->barrier();
+  }
+}
+
+/// The processes 1 and 2 join as rank 1 of 2. Rank 0 serves the store until both have tried.
+TEST(DISABLED_Processes, TwoJoinAsRank1) {
+  const bool is_first = std::getenv("RANK") == std::string("0");
+  setenv("RANK", is_first ? "0" : "1", 1);
+  setenv("LOCAL_RANK", is_first ? "0" : "1", 1);
+  try {
+    const WorldPtr world = world_from_environment();
+    std::this_thread::sleep_for(std::chrono::seconds(is_first ? 2 : 0));
+  } catch (const Error& error) {
+    std::cerr << "error: " << error.what() << std::endl;
+  }
+}
+
 /// Starts a thread that kills this process after `delay`.
 void kill_after(std::chrono::microseconds delay) {
   std::thread([delay] {
@@ -97,6 +119,21 @@ TEST(Processes, MeetThroughTheEnvironment) {
   ProcessesOptions gloo_by_name = kGloo;
   gloo_by_name.environment["MASTER_ADDR"] = "localhost";
   expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanksInTwoWorldsInTurn", gloo_by_name));
+}
+
+TEST(Processes, ReachTheStoreAfterRank0HasShutDown) {
+  expect_all_well(
+      RunProcesses(3, "DISABLED_Processes.OtherRanksMakeAGroupAfterRank0HasShutDown", kGloo));
+}
+
+TEST(Processes, RefuseASecondProcessWithTheSameRank) {
+  const auto processes =
+      RunProcesses(3, "DISABLED_Processes.TwoJoinAsRank1",
+                   {.environment = {{"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}}});
+  const std::string errors = processes[1].output + processes[2].output;
+  const std::string_view words = "another process has joined the rendezvous";
+  EXPECT_EQ(errors.find(words), errors.rfind(words)) << errors;
+  EXPECT_CONTAINS(errors, words, "as rank 1 of 2", "MASTER_PORT");
 }
 
 TEST(Processes, DetectAKilledRank) {

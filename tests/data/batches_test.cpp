@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "data/small_tokenizers.h"
 #include "tessera/data/batch_loader.h"
 #include "testing/errors.h"
 
@@ -281,12 +282,13 @@ class PairTokenizer final : public Tokenizer {
 };
 
 /// Returns inputs and targets of the last sample (6 tokens) of the JSON text `line`. End token: 0.
-std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
+std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {},
+                                   const Tokenizer& tokenizer = PairTokenizer()) {
   bool given = false;
   const JsonLines lines = [&]() -> std::optional<std::pair<std::string, std::string>> {
     return std::exchange(given, true) ? std::nullopt : std::optional(std::pair(line, "p.jsonl:1"));
   };
-  const auto samples = prompt_completions(lines, PairTokenizer(), 6, options);
+  const auto samples = prompt_completions(lines, tokenizer, 6, options);
   std::pair<Tokens, Tokens> sample{Tokens(6), Tokens(6)};
   samples->read(samples->size() - 1, sample.first, sample.second);
   return sample;
@@ -325,6 +327,16 @@ TEST(PromptCompletions, HaveTargetsOnlyInTheCompletions) {
          {'x', 'y', 0, kNone, kNone, kNone});
   EXPECT_ERROR(SampleOf(R"({"prompt": "ab", "completion": "cdefg"})"), "p.jsonl:1", "8");
   EXPECT_ERROR(SampleOf(R"({"prompt": "", "completion": ""})"), "leaves no token to learn");
+}
+
+/// "aab" alone has the tokens a and ab, and "aabc" has the tokens a, a and bc.
+TEST(PromptCompletions, ContainTokensThatDependOnTheTextAfterTheBorder) {
+  const TokenizerPtr bpe = testing::Open(testing::ByteLevelJson());
+  EXPECT_EQ(
+      SampleOf(R"({"prompt": ["aab"], "completion": ["c"]})", {.end = {9}}, *bpe),
+      (std::pair<Tokens, Tokens>{{0, 0, 9, 9, 9, 9}, {kNone, 4, kNone, kNone, kNone, kNone}}));
+  EXPECT_EQ(SampleOf(R"({"prompt": ["c", "c"], "completion": ["aab", "a"]})", {.end = {9}}, *bpe),
+            (std::pair<Tokens, Tokens>{{2, 0, 0, 4, 9, 9}, {0, 0, kNone, 0, kNone, kNone}}));
 }
 
 TEST(PromptCompletions, RefuseInvalidConversationsAndNameTheLine) {

@@ -84,6 +84,16 @@ TEST_F(SentencePieceTokenizer, DecodesSpecialTokensToNoText) {
   EXPECT_EQ(sentencepiece_tokenizer(model_)->decode({0, 3, 0}), "a");
 }
 
+/// The space that LlamaTokenizer puts before a text is dropped only before a special token.
+TEST_F(SentencePieceTokenizer, PutsASpaceBeforeAnAddedTokenAtTheStart) {
+  write(ModelWithSpace() + std::string("\x1a\x02\x20\x00", 4));  // remove_extra_whitespaces: false
+  configure(R"({"tokenizer_class": "LlamaTokenizer", "legacy": false, "added_tokens_decoder": {
+      "7": {"content": "<t>", "special": false}}})");
+  const auto tokenizer = open_tokenizer(model_);
+  EXPECT_EQ(tokenizer->encode("<t>c"), (std::vector<std::int64_t>{6, 7, 5}));
+  EXPECT_EQ(tokenizer->encode("</s>c"), (std::vector<std::int64_t>{2, 5}));
+}
+
 TEST_F(SentencePieceTokenizer, StreamsSpaceTokens) {
   write(ModelWithSpace());
   StreamDecoder decoder(sentencepiece_tokenizer(model_));

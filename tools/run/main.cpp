@@ -30,13 +30,11 @@
 
 namespace tessera::run {
 namespace {
-
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
-constexpr auto kTermTime = 1000ms;  ///< time between SIGTERM and SIGKILL if a rank has failed
-/// How often tessera-run checks whether a rank has a handler for a pending signal.
-constexpr auto kSignalPoll = 100ms;
+constexpr auto kTermTime = 1000ms;   ///< time between SIGTERM and SIGKILL if a rank has failed
+constexpr auto kSignalPoll = 100ms;  ///< time between checks for a handler of a pending signal
 constexpr auto kNever = Clock::time_point::max();
 constexpr std::size_t kLongestLine = 64 << 10;  ///< maximum bytes of a line; a longer line is split
 constexpr std::size_t kFull = 1 << 20;  ///< maximum bytes of output stored for a slow reader
@@ -64,11 +62,10 @@ struct Sink {
 
   void flush() {
     for (pollfd ready{fd, POLLOUT, 0}; !pending.empty() && poll(&ready, 1, 0) > 0;) {
-      // At most PIPE_BUF bytes are written, because a ready pipe accepts PIPE_BUF bytes without
-      // blocking. `size` is the length of the complete lines in these bytes.
-      const std::size_t size = pending.rfind('\n', PIPE_BUF - 1) + 1;
-      const auto written =
-          write(fd, pending.data(), size ? size : std::min<std::size_t>(pending.size(), PIPE_BUF));
+      // A ready pipe accepts PIPE_BUF bytes without blocking. `lines`: length of complete lines.
+      const std::size_t lines = pending.rfind('\n', PIPE_BUF - 1) + 1;
+      const auto written = write(fd, pending.data(),
+                                 lines ? lines : std::min<std::size_t>(pending.size(), PIPE_BUF));
       if (written < 0 && errno != EINTR && errno != EAGAIN) {
         error = errno;
         pending.clear();
@@ -127,8 +124,7 @@ struct Rank {
                      : detail::concat("was killed by SIG", sigabbrev_np(WTERMSIG(*status)), " (",
                                       strsignal(WTERMSIG(*status)), ")");
   }
-  /// Whether the rank's process has a handler for the signal. Without a handler, SIGUSR1 would kill
-  /// the process.
+  /// Whether the rank's process has a handler for the signal. Otherwise SIGUSR1 would kill it.
   bool handles(int signal) const {
     std::ifstream file(detail::concat("/proc/", pid, "/status"));
     std::string line;
@@ -147,7 +143,8 @@ class Job {
         is_temporary_(folder_.empty()),
         program_(program) {
     if (is_temporary_) {
-      folder_ = (fs::temp_directory_path() / "tessera-run-XXXXXX").string();
+      const char* tmp = getenv("TMPDIR");
+      folder_ = std::string(tmp == nullptr || *tmp == '\0' ? "/tmp" : tmp) + "/tessera-run-XXXXXX";
       check_errno(mkdtemp(folder_.data()) != nullptr, "cannot make " + folder_ + "; use --run-dir");
     }
     fs::create_directories(folder_ = fs::absolute(folder_).string());
@@ -196,8 +193,7 @@ class Job {
   }
 
   void start_ranks() {
-    // The socket is bound before rank 0 starts, so that no other process can take the port of rank
-    // 0's store.
+    // Binds the port of rank 0's store, so that no other process can take the port.
     const int store = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {}};
     socklen_t size = sizeof address;
@@ -205,7 +201,6 @@ class Job {
     check_errno(bind(store, any, size) == 0 && listen(store, SOMAXCONN) == 0 &&
                     getsockname(store, any, &size) == 0,
                 "cannot listen on 127.0.0.1");
-
     for (int rank = 0; rank < nproc_; ++rank) {
       int out[2], err[2];
       check_errno(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0, "cannot make a pipe");
@@ -224,7 +219,6 @@ class Job {
     }
     close(store);
   }
-
   /// Runs in the child process after fork(). May allocate, because tessera-run has one thread.
   [[noreturn]] void become(int rank, int store, int port, int out, int err) {
     setpgid(0, 0);  // a rank and its child processes form a process group
@@ -332,8 +326,7 @@ class Job {
       say("killing the ranks that have not ended");
       end_ranks(SIGKILL);
     } else if (!failed_.empty() && !is_ending_) {
-      // If several ranks have failed since the last check, a rank that a signal has killed is
-      // reported as the cause.
+      // Of several failed ranks, a rank that a signal has killed is reported as the cause.
       std::stable_partition(failed_.begin(), failed_.end(),
                             [](const Rank* rank) { return rank->killed(); });
       Rank& cause = *failed_.front();
@@ -404,8 +397,7 @@ int run(int argc, char** argv) {
       return 0;
     }
     const std::string name = word.substr(0, word.find('='));
-    TESSERA_CHECK(given.contains(name), "unknown option ", name, "; tessera-run --help lists ",
-                  "all options; for several nodes or restarts use torchrun, srun or mpirun");
+    TESSERA_CHECK(given.contains(name), "unknown option ", name, "; see --help, or use torchrun");
     const bool is_next = name.size() == word.size();
     TESSERA_CHECK(!is_next || next + 1 < argc, name, " needs a value");
     given[name] = is_next ? argv[++next] : word.substr(name.size() + 1);
@@ -434,18 +426,16 @@ int run(int argc, char** argv) {
         std::pair("--run-dir", "TESSERA_RUN_DIR")}) {
     setenv(variable, given[name].c_str(), given[name].empty() ? 0 : 1);
   }
-  const auto nproc = static_cast<int>(number("--nproc", 1, 4096));
-  TESSERA_CHECK(nproc == number("--nproc", 1, 4096), "--nproc ", given["--nproc"],
-                " is not a whole number");
-  return Job(nproc, number("--grace", 0, 1e6), argv + next).run();
+  const double nproc = number("--nproc", 1, 4096);
+  TESSERA_CHECK(nproc == std::floor(nproc), "--nproc ", nproc, " is not a whole number");
+  return Job(static_cast<int>(nproc), number("--grace", 0, 1e6), argv + next).run();
 }
 
 }  // namespace
 }  // namespace tessera::run
 
 int main(int argc, char** argv) {
-  // Opens standard streams that the caller has closed. Otherwise the kernel would give the number
-  // of a closed stream, the lowest free number, to the next pipe.
+  // Opens standard streams that the caller has closed; the next pipe would get their numbers.
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) < 0) {
       [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);

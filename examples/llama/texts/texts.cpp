@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <set>
 #include <span>
@@ -25,6 +27,8 @@ using tessera::files::InputFile;
 
 constexpr std::size_t kInputBytes = 256 << 10;
 constexpr std::array<unsigned char, 4> kZstdMagic{0x28, 0xb5, 0x2f, 0xfd};
+/// The end of the magic number of a frame that decoders skip; pzstd begins with such a frame.
+constexpr std::array<unsigned char, 3> kSkippedMagic{0x2a, 0x4d, 0x18};
 
 bool is_zstd(const InputFile& file) {
   std::array<unsigned char, kZstdMagic.size()> first{};
@@ -32,7 +36,8 @@ bool is_zstd(const InputFile& file) {
     return false;
   }
   file.read_at(0, std::as_writable_bytes(std::span(first)));
-  return first == kZstdMagic;
+  return first == kZstdMagic || ((first[0] & 0xf0) == 0x50 &&
+                                 std::equal(first.begin() + 1, first.end(), kSkippedMagic.begin()));
 }
 
 [[noreturn]] void fail_damaged(const std::string& path, const char* format, std::uint64_t offset,
@@ -47,8 +52,7 @@ class GzipStream final : public ByteStream {
  public:
   explicit GzipStream(std::string path)
       : path_(std::move(path)), file_(gzopen(path_.c_str(), "rb"), &gzclose) {
-    TESSERA_CHECK(file_ != nullptr, "'", path_,
-                  "' can't be opened, probably because memory ran out; free some memory");
+    TESSERA_CHECK(file_ != nullptr, "'", path_, "' can't be opened: ", std::strerror(errno));
     gzbuffer(file_.get(), kInputBytes);
   }
 
@@ -56,6 +60,8 @@ class GzipStream final : public ByteStream {
     const int count = gzread(file_.get(), out.data(), static_cast<unsigned>(out.size()));
     int status = Z_OK;
     const std::string reason = gzerror(file_.get(), &status);
+    TESSERA_CHECK(status != Z_ERRNO && status != Z_MEM_ERROR, "'", path_,
+                  "' can't be read: ", status == Z_ERRNO ? std::strerror(errno) : "memory ran out");
     if (count < 0 || status == Z_BUF_ERROR) {
       fail_damaged(path_, "gzip", static_cast<std::uint64_t>(gzoffset(file_.get())),
                    status == Z_BUF_ERROR ? "the file ends too early" : reason);

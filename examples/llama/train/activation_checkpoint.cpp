@@ -92,9 +92,11 @@ std::string error_in(const std::string& log) {
 /// Returns llama_plan's JSON for this run on devices with `room` bytes. Any value of --gpu will do,
 /// because a GPU's speed does not change the memory that a run needs.
 nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
-  std::string name = std::filesystem::temp_directory_path() / "llama_train-XXXXXX";
-  TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, "can't create the folder ", name,
-                " for the plan of --ac auto; set TMPDIR to a writable folder");
+  std::error_code none;
+  const std::filesystem::path temporary = std::filesystem::temp_directory_path(none);
+  std::string name = temporary / "llama_train-XXXXXX";
+  TESSERA_CHECK(!temporary.empty() && ::mkdtemp(name.data()) != nullptr, "can't create the folder ",
+                name, " for the plan of --ac auto; set TMPDIR to a writable folder");
   const std::filesystem::path folder(name);
   const auto remove = c10::make_scope_exit([&folder] {
     std::error_code ignored;

@@ -312,8 +312,7 @@ Json checkpoint_entries(const LlamaRun& run) {
           {"fine_tuning", fine_tuning_record(run.options)}};
 }
 
-/// Compares this run's fine-tuning flags with the checkpoint's flags. Called before tensors are
-/// loaded, because an error for missing tensors would not name the flags.
+/// Compares this run's fine-tuning flags with the checkpoint's flags.
 void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
                              const TrainOptions& options) {
   // Checkpoints of older versions of llama_train lack the record of fine-tuning flags.
@@ -374,13 +373,16 @@ void check_data_and_model(const Json& saved, const training::Checkpointer& check
 /// Loads the run's state. Throws tessera::Error if the checkpoint's data, model or fine-tuning
 /// flags differ from the run's `entries`. Collective.
 void load_checkpoint(LlamaRun& run, training::Checkpointer& checkpoints, const Json& entries) {
-  check_fine_tuning_flags(checkpoints.peek(run.state), checkpoints, run.options);
-  const checkpoint::LoadReport report = checkpoints.load(run.state);
+  // The flags, data and model are compared before tensors are loaded, because an error for tensors
+  // of another size would not name the cause.
+  const Json saved = checkpoints.peek(run.state);
+  check_fine_tuning_flags(saved, checkpoints, run.options);
   try {
-    check_data_and_model(report.entries, checkpoints, run, entries);
+    check_data_and_model(saved, checkpoints, run, entries);
   } catch (const Json::exception&) {
     checkpoints.fail_as_foreign();
   }
+  checkpoints.load(run.state);
 }
 
 // ---- Evaluation on held-out data.

@@ -136,8 +136,8 @@ std::vector<Section> make_table() {
          "Dropout probability of the LoRA adapters' input", dropout, kLora}}},
       {"training",
        {{"tokens", &O::tokens, "GLOB", "",
-         "Glob, in quotes, of llm.c token shards; several globs are read one after another, or in "
-         "the shares of --weight", {}, {}, Form::kRepeated, true},
+         "Glob, in quotes, of llm.c token shards; the files of all globs are read in the order of "
+         "their names, or the globs in the shares of --weight", {}, {}, Form::kRepeated, true},
         {"weight", &O::weights, "W", "",
          "Share of the samples from one --tokens; give one --weight for each --tokens, in order",
          above_0, {[](const O& o) { return !o.tokens.empty(); }, "--tokens"}, Form::kRepeated},

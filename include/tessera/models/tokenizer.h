@@ -29,7 +29,8 @@ struct SpecialTokens {
   std::vector<std::int64_t> end;    ///< each of these tokens ends a text; can be empty
 };
 /// Reads "eos_token_id" and, if `config.begins_texts`, "bos_token_id" from generation_config.json
-/// or else config.json in `folder`. Throws Error for an id that is not a token of the model.
+/// in `folder`, or from config.json if generation_config.json lacks the key. Throws Error for an id
+/// that is not a token of the model.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config);
 
 /// Returns the tokens that end a document in training data: end_tokens() of the tokenizer or else

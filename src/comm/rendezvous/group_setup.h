@@ -27,6 +27,7 @@ struct JobInfo {
   std::string address;
   /// The flight records (logs of the collectives) of all ranks; nullptr for one rank.
   WorldWatchPtr watch;
+  bool serves_store = false;  ///< whether the store ends with this rank's process
 };
 using JobPtr = std::shared_ptr<const JobInfo>;
 

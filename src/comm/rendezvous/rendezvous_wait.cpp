@@ -39,6 +39,10 @@ class Arrivals {
         missing_.push_back(rank);
       }
     }
+    TESSERA_CHECK(store_.add("joined/" + std::to_string(job.rank), 1) == 1, "another process has ",
+                  "joined the rendezvous at ", job.address, ":", job.port, " as rank ", job.rank,
+                  " of ", job.size,
+                  "; start each job with its own MASTER_PORT, and each process with its own rank");
     store_.set(arrival_key(job.rank),
                detail::concat(job.size, '\n', own_host(), '\n', handle_of_file(own->fd)));
   }

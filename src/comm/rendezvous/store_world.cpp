@@ -110,20 +110,11 @@ class StoreWorld final : public World {
   }
 
   void shutdown() override {
-    const std::lock_guard lock(mutex_);
-    // The WorldWatch must end last: WorldWatch checks other ranks while process groups shut down.
-    const auto end = [this] {
-      if (job_->watch != nullptr) {
-        job_->watch->end();
-      }
-    };
-    try {
-      end_groups(options_.timeout);
-    } catch (...) {
-      end();
-      throw;
+    end_groups_and_watch();
+    // The other ranks may still make groups, for which they need the store.
+    if (job_->watch != nullptr && job_->serves_store) {
+      job_->watch->await_ends(options_.timeout);
     }
-    end();
   }
 
   /// Closes the process groups if the program has not called shutdown(). Does not throw.
@@ -139,6 +130,23 @@ class StoreWorld final : public World {
 
  private:
   using Groups = std::map<std::pair<std::vector<int>, std::string>, CommunicatorPtr>;
+
+  void end_groups_and_watch() {
+    const std::lock_guard lock(mutex_);
+    // The WorldWatch must end last: WorldWatch checks other ranks while process groups shut down.
+    const auto end = [this] {
+      if (job_->watch != nullptr) {
+        job_->watch->end();
+      }
+    };
+    try {
+      end_groups(options_.timeout);
+    } catch (...) {
+      end();
+      throw;
+    }
+    end();
+  }
 
   template <class Make>
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,

@@ -215,7 +215,7 @@ JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& ow
              const WatchSettings& settings, const WorldOptions& options) {
   // While c10d makes a process group, it waits for other ranks for at most the store's time-out.
   store->setTimeout(options.timeout);
-  JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
+  JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr, serves_store(job)};
   std::vector<RecordPtr> records;
   for (Arrival& arrival : await_all_ranks(*store, job, options, own)) {
     info.hosts.push_back(std::move(arrival.host));
@@ -245,7 +245,7 @@ JobInfo meet_by_environment(const JobVariables& job, const WorldOptions& options
 
 /// Returns the JobInfo of a job with one rank: the store is in memory, and no socket is opened.
 JobInfo alone(const JobVariables& job) {
-  return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
+  return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr, false};
 }
 
 WorldOptions with_time_limits_of(const JobVariables& job, WorldOptions options) {

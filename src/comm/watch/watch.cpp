@@ -337,6 +337,17 @@ void WorldWatch::end() {
   note_end(std::uncaught_exceptions() > 0 ? RankState::kGaveUp : RankState::kEnded);
 }
 
+void WorldWatch::await_ends(milliseconds patience) {
+  constexpr milliseconds kNap{2};
+  const auto begun = std::chrono::steady_clock::now();
+  std::vector<int> running = ranks_of_world(own().size);
+  do {
+    read_announcements();
+    std::erase_if(running, [this](int rank) { return has_ended(rank); });
+    std::this_thread::sleep_for(running.empty() ? milliseconds(0) : kNap);
+  } while (!running.empty() && std::chrono::steady_clock::now() - begun < patience);
+}
+
 void WorldWatch::await_device(std::function<bool()> is_done, const BegunCall& call) {
   const std::lock_guard lock(device_mutex_);
   if (ended_) {

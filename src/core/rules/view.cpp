@@ -163,7 +163,7 @@ class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
       : rule_(rule), input_(from.size()), output_(to.size()), from_(from), to_(to) {
-    count(from) > 0 ? share(0) : share_without_elements();
+    share_sizes();
   }
   TensorFactors input() { return std::move(input_); }
   TensorFactors output() { return std::move(output_); }
@@ -173,37 +173,50 @@ class Reshape {
     return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
   }
 
-  /// Finds factors (einsum index letters) for tensors without elements, which have views of any
-  /// empty shape. Equal leading sizes share factors; then share() is used, or equal trailing sizes
-  /// share factors.
-  void share_without_elements() {
-    const auto rest = std::ranges::mismatch(from_, to_);
-    const auto same = static_cast<std::size_t>(rest.in1 - from_.begin());
-    for (std::size_t dim = 0; dim < same; ++dim) {
-      input_[dim] = output_[dim] = {add_factor(rule_, from_[dim])};
-    }
-    const std::int64_t in = count({rest.in1, from_.end()}), out = count({rest.in2, to_.end()});
-    if (in == out && in > 0) {
-      return share(same);
-    }
+  /// Equal leading sizes and equal trailing sizes share factors (einsum index letters), also sizes
+  /// of 1. share() finds the factors between them. Tensors without elements have views of any empty
+  /// shape, so the sizes between may share no factor.
+  void share_sizes() {
+    const auto same = std::ranges::mismatch(from_, to_);
+    const auto first = static_cast<std::size_t>(same.in1 - from_.begin());
     std::size_t i = from_.size(), o = to_.size();
-    for (; i > same && o > same && from_[i - 1] == to_[o - 1]; --i, --o) {
-      input_[i - 1] = output_[o - 1] = {add_factor(rule_, from_[i - 1])};
+    for (; i > first && o > first && from_[i - 1] == to_[o - 1]; --i, --o) {
     }
-    for (std::size_t dim = same; dim < i; ++dim) {
-      input_[dim] = {add_unsharded(rule_, from_[dim])};
+    for (std::size_t dim = 0; dim < first; ++dim) {
+      share_dim(dim, dim);
     }
-    for (std::size_t dim = same; dim < o; ++dim) {
-      output_[dim] = {add_unsharded(rule_, to_[dim])};
+    const std::span from(from_), to(to_);
+    const std::int64_t in = count(from.subspan(first, i - first));
+    if (in > 0 && in == count(to.subspan(first, o - first))) {
+      share(first, from.first(i), to.first(o));
+    } else {
+      keep_dims_unsharded(input_, first, from.first(i));
+      keep_dims_unsharded(output_, first, to.first(o));
+    }
+    for (; i < from_.size(); ++i, ++o) {
+      share_dim(i, o);
     }
   }
 
-  /// Finds the shared factors (einsum index letters) of all dimensions from `first` on.
-  void share(std::size_t first) {
+  void share_dim(std::size_t i, std::size_t o) {
+    input_[i] = output_[o] = {add_factor(rule_, from_[i])};
+  }
+
+  void keep_dims_unsharded(TensorFactors& factors, std::size_t first,
+                           std::span<const std::int64_t> sizes) {
+    for (std::size_t dim = first; dim < sizes.size(); ++dim) {
+      factors[dim] = {add_unsharded(rule_, sizes[dim])};
+    }
+  }
+
+  /// Finds the shared factors (einsum index letters) of the dimensions of `from` and `to` from
+  /// `first` on.
+  void share(std::size_t first, std::span<const std::int64_t> from,
+             std::span<const std::int64_t> to) {
     std::size_t i = first, o = first;
     std::int64_t in = 1, out = 1;
     for (;;) {
-      const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
+      const bool more_input = next(from, i, in), more_output = next(to, o, out);
       if (!more_input || !more_output) {
         return;
       }
@@ -221,7 +234,7 @@ class Reshape {
   }
 
   /// Advances `at` past the next dimension whose size is not 1. Returns false at the end.
-  static bool next(const Sizes& sizes, std::size_t& at, std::int64_t& left) {
+  static bool next(std::span<const std::int64_t> sizes, std::size_t& at, std::int64_t& left) {
     while (left == 1 && at < sizes.size()) {
       left = sizes[at++];
     }

@@ -82,7 +82,12 @@ at::Tensor own_local(const DistributedTensorImpl& impl) {
 /// unknown before the collective ends.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
-  auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
+  // The program can write to its tensor before the collective has read the tensor. In a backward,
+  // no one writes to gradients and saved tensors.
+  const bool copies = backward_code() == BackwardCode::kNone && !impl.local().is_meta();
+  auto transfer =
+      start_plan(plan_for(spec, target.layout),
+                 copies ? impl.local().detach().clone() : impl.local(), target.mesh, spec->sizes);
   if (transfer == nullptr) {
     return {};
   }

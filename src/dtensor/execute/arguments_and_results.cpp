@@ -287,9 +287,13 @@ class ResultWrapper {
     value = std::move(original);
   }
 
-  /// The spec is made before contiguous() copies `local`, because the spec needs the strides that
-  /// the call plan or the operator determined, not the strides of the copy.
+  /// For CallPlan::Output::contiguous, the spec is made before `local` is copied, because the spec
+  /// needs the strides that the call plan or the operator determined, not the strides of the copy.
   at::Tensor wrap_tensor(at::Tensor local) {
+    // For example a part of unsafe_split(), which is no view. Global strides have no gaps.
+    if (plan_.has_rule && info_.viewed < 0 && !local.is_non_overlapping_and_dense()) [[unlikely]] {
+      local = local.contiguous();
+    }
     TensorSpecPtr spec = spec_of(local);
     if (plan_.has_rule && plan_.outputs[output_].contiguous) {
       local = local.contiguous();

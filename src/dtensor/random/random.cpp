@@ -439,7 +439,18 @@ bool holds(c10::ScalarType type, double value) {
 // RandomFill functions of the random operators of at::. The kernels' uniform, normal and Bernoulli
 // numbers are bit-equal on CPU and CUDA. libtorch derives other distributions from uniform numbers.
 
+void check_is_floating(const RandomTarget& target, const char* op) {
+  TESSERA_CHECK(target.local.is_floating_point(), op, " cannot fill a tensor of ",
+                c10::toString(target.local.scalar_type()), "; pass a floating-point tensor");
+}
+
+void refuse_complex(const RandomTarget& target, const char* op) {
+  TESSERA_CHECK(!target.local.is_complex(), op, " cannot fill a tensor of ",
+                c10::toString(target.local.scalar_type()), "; pass a real tensor");
+}
+
 void fill_uniform(const RandomTarget& target, Arguments arguments) {
+  check_is_floating(target, "uniform_");
   const double from = arguments[1].toDouble();
   const double to = arguments[2].toDouble();
   const c10::ScalarType type = target.local.scalar_type();
@@ -451,11 +462,13 @@ void fill_uniform(const RandomTarget& target, Arguments arguments) {
 }
 
 void fill_normal(const RandomTarget& target, Arguments arguments) {
+  check_is_floating(target, "normal_");
   fill_random(target.local, target.place,
               normal_with(arguments[1].toDouble(), arguments[2].toDouble()), target.key);
 }
 
 void fill_bernoulli(const RandomTarget& target, Arguments arguments) {
+  refuse_complex(target, "bernoulli_");
   const kernels::Bernoulli bernoulli = bernoulli_of(arguments[1].toDouble());
   if (target.local.is_floating_point()) {
     return fill_random(target.local, target.place, bernoulli, target.key);
@@ -465,14 +478,14 @@ void fill_bernoulli(const RandomTarget& target, Arguments arguments) {
 
 void fill_exponential(const RandomTarget& target, Arguments arguments) {
   const double rate = arguments[1].toDouble();
-  TESSERA_CHECK(target.local.is_floating_point(), "exponential numbers cannot fill a tensor of ",
-                c10::toString(target.local.scalar_type()), "; pass a floating-point tensor");
+  check_is_floating(target, "exponential_");
   TESSERA_CHECK(rate > 0.0, "exponential_: the rate is ", rate, "; pass a positive rate");
   target.local.copy_(uniform_numbers(target).log_().div_(-rate));
 }
 
 /// Fills a tensor with integers in [from, to), each computed from one uniform number of 53 bits.
 void fill_integers(const RandomTarget& target, std::int64_t from, std::int64_t to) {
+  refuse_complex(target, "random_");
   const auto first = static_cast<double>(from), last = static_cast<double>(to) - 1;
   const c10::ScalarType type = target.local.scalar_type();
   TESSERA_CHECK(from < to, "random_: from is ", from, " and to is ", to, "; pass from < to");

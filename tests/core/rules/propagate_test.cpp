@@ -307,6 +307,8 @@ INSTANTIATE_TEST_SUITE_P(
         Expectation{"view", {{7, 6}}, {Sizes{42}}, "S0", "S0 -> S0"},
         Expectation{"view", {{7, 6}}, {Sizes{7, 2, 3}}, "S0", "S0 -> S0"},
         Expectation{"view", {{6, 8}}, {Sizes{3, 2, 8}}, "S0", "R -> R"},
+        Expectation{"view", {{6, 1}}, {Sizes{3, 2, 1}}, "S1", "S1 -> S2"},
+        Expectation{"view", {{1, 6}}, {Sizes{1, 3, 2}}, "S0", "S0 -> S0"},
         Expectation{"unsqueeze", {{8, 6}}, {std::int64_t{-1}}, "S1", "S1 -> S1"},
         Expectation{"expand", {{8, 1}}, {Sizes{3, 8, 5}}, "S0", "S0 -> S1"},
         Expectation{"repeat", {{8, 6}}, {Sizes{2, 1}}, "S0", "S0 -> S0"},

@@ -362,6 +362,16 @@ at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement
   return distribute_tensor(value, rank.mesh({rank.size()}, {"x"}), {placement}).tensor().detach();
 }
 
+/// The local results are views with gaps, but the operators are no views by their schemas.
+TEST_ON_MESH(PartsThatAreNoViews, HaveNoGaps, {2}, {"x"}) {
+  const at::Tensor plain = values({2, 6, 4});
+  const at::Tensor t = distribute_tensor(plain, mesh, {Shard{1}});
+  EXPECT_EQUAL(at::unsafe_chunk(t, 2, 2)[0].flatten(1),
+               at::unsafe_chunk(plain, 2, 2)[0].flatten(1));
+  EXPECT_EQUAL(at::unsafe_split_with_sizes(t, {1, 3}, 2)[1].reshape({-1}),
+               at::unsafe_split_with_sizes(plain, {1, 3}, 2)[1].reshape({-1}));
+}
+
 TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
   // Shards of sizes [3, 1] and [3, 0] count as contiguous, whatever their strides are.
   const auto x = place(values({5, 3}), rank, Shard{0}).t();

@@ -178,6 +178,9 @@ TEST_ON_MESH(RandomOperators, RefuseInvalidParameters, {1}, {"x"}) {
   EXPECT_ERROR(of(at::kHalf).uniform_(0, 1e6), "Half cannot represent");
   EXPECT_ERROR(of(at::kDouble).uniform_(0, INFINITY), "Double cannot represent");
   EXPECT_ERROR(of(at::kInt).exponential_(), "cannot fill a tensor of Int");
+  EXPECT_ERROR(of(at::kComplexFloat).uniform_(0, 1),
+               "uniform_ cannot fill a tensor of ComplexFloat");
+  EXPECT_ERROR(of(at::kComplexFloat).normal_(), "normal_ cannot fill a tensor of ComplexFloat");
 }
 
 TEST_ON_MESH(RandomOperators, DifferBetweenCallsAndRepeatFromAState, {2}, {"x"}) {

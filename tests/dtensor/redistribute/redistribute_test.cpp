@@ -236,6 +236,15 @@ TEST_ON_RANKS(AsyncRedistribute, WaitsAtTheFirstUse, 4) {
   EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
+TEST_ON_MESH(AsyncRedistribute, ReadsTheTensorBeforeItIsWritten, {4}, {"x"}) {
+  for (const Placements& target : {Placements{Replicate{}}, Placements{Partial{}}}) {
+    const auto x = distribute_tensor(counting_values({40, 100}), mesh, {Shard{0}});
+    const auto y = x.redistribute(target, kAsync);
+    x.tensor().add_(1000);
+    EXPECT_TRUE(at::equal(y.full_tensor(), counting_values({40, 100})));
+  }
+}
+
 // By default, asynchronous redistributions are awaited in the order of their calls. Devices keep
 // this order themselves, so there each result is awaited when the program uses it.
 TEST(AsyncRedistribute, OverlapsOnTwoGroups) {

@@ -361,6 +361,11 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.tokenize(self.write("a.zst", zstd(b"words and words", window=0x90)), "--no-eos")
         self.expect([["words and words"]], end=[])
 
+    def test_reads_zstd_that_begins_with_a_skippable_frame(self):
+        skippable = struct.pack("<II", 0x184D2A50, 4) + b"abcd"
+        self.tokenize(self.write("a.zst", skippable + zstd(b"words")), "--no-eos")
+        self.expect([["words"]], end=[])
+
     def test_refuses_bad_input(self):
         good = self.write("good.jsonl", self.lines(["a", "b"]))
         self.refuse([self.folder / "none*"], "FILES: no file matches", "none*", "pass existing files")

@@ -49,6 +49,12 @@ class Documents(unittest.TestCase):
                         with self.subTest(code):
                             self.assertRegex(headers, rf"\b{name}\b")
 
+    def test_rows_of_tables_are_on_lines_of_their_own(self):
+        for page in PAGES:
+            for line in page.read_text().splitlines():
+                if "|---|" in line:
+                    self.assertRegex(line, r"^[ |:-]+$", page.name)
+
     def test_links_point_to_existing_files_and_headings(self):
         for page in PAGES:
             for target, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
