@@ -137,7 +137,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
                 self.refuse(flags, *words)
         programs.train([*self.flags(self.folder / "other", 4), *load, "--optimizer", "sgd", "--exclude", "optimizer"])
         for changes, words in (({"rope_theta": 500.0}, ['"rope_theta" is 500.0 instead of 10000.0', "the config.json of the checkpoint"]),
-                               ({"hidden_size": 32}, ["does not fit the model", "(checkpoint [256, 64], here"])):
+                               ({"hidden_size": 32}, ['"hidden_size" is 32 instead of 64'])):
             with self.subTest(changes):
                 programs.write_config(self.folder, programs.SMALL | changes)
                 self.refuse(resume, *words)
