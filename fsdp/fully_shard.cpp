@@ -41,7 +41,7 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
     check_module(module, mesh.caller());
   }
   // Units below `module` keep their parameters, so inner modules must come first.
-  const nn::NamedSlots parameters = free_parameters(modules, mesh, options);
+  const nn::NamedSlots parameters = free_parameters(modules, options, mesh.caller());
   const UnitSpec spec = checked_spec(modules, parameters, mesh, options);
   for (const nn::ModuleBase* module : modules) {
     warn_of_batch_norm(*module, mesh.ranks());

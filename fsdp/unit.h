@@ -27,10 +27,10 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 /// Returns the parameters of `modules` and their submodules that are in no unit and not in
-/// Options::ignored. Throws Error for a parameter that a module outside of `modules` shares; `mesh`
-/// is only for the message.
-nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
-                               const Options& options);
+/// Options::ignored. Throws Error for a parameter that a module outside of `modules` shares;
+/// `caller`: the public function, for the message.
+nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options,
+                               const char* caller);
 
 /// What fully_shard decides about a unit before the model is changed.
 struct UnitSpec {

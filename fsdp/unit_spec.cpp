@@ -137,8 +137,8 @@ bool takes_batch_statistics(const torch::nn::Module& module) {
 
 }  // namespace
 
-nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
-                               const Options& options) {
+nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options,
+                               const char* caller) {
   nn::NamedSlots slots;
   std::unordered_set<const nn::ModuleBase*> inside;
   std::unordered_set<const nn::ParameterSlot*> seen;
@@ -160,9 +160,9 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, cons
   // If a module outside of the unit shared the parameter, this module would compute with the shard.
   for (const auto& [name, slot] : slots) {
     for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
-      TESSERA_CHECK(inside.contains(owner.module), mesh.caller(), ": parameter '", name,
+      TESSERA_CHECK(inside.contains(owner.module), caller, ": parameter '", name,
                     "' is shared with a ", owner.module->name(),
-                    " outside of this FSDP unit; apply ", mesh.caller(),
+                    " outside of this FSDP unit; apply ", caller,
                     " to the innermost module that contains both modules");
     }
   }

@@ -82,7 +82,8 @@ class GatheredInput {
   void expect_use() {
     if (waiting_++ == 0) {
       const c10::NoGradGuard no_grad;
-      whole_ = DistributedTensor(saved_.unpack()).redistribute({Replicate{}}, {.async = true});
+      whole_ = DistributedTensor(saved_.unpack())
+                   .redistribute({Replicate{}}, {.async = true, .source_unchanged = true});
     }
   }
 
@@ -124,7 +125,9 @@ struct GatherBackward final : Node {
     if (!gradients[0].defined()) {
       return {at::Tensor()};
     }
-    return {gradient_on(mesh, gradients[0]).redistribute(shards, {.async = true}).tensor()};
+    return {gradient_on(mesh, gradients[0])
+                .redistribute(shards, {.async = true, .source_unchanged = true})
+                .tensor()};
   }
   void release_variables() override { input->release(); }
   std::string name() const override { return "GatherBackward"; }

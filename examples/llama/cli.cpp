@@ -67,16 +67,22 @@ void check_integers(CLI::Option& option) {
   }
 }
 
+bool starts_with_any(std::string_view text, const std::array<const char*, 3>& beginnings) {
+  return std::ranges::any_of(beginnings, [&](const char* part) { return text.starts_with(part); });
+}
+
+bool is_path(const CLI::Option& option) {
+  return starts_with_any(option.get_option_text(), {"FILE", "DIR", "GLOB"});
+}
+
 /// Throws Error if a flag that takes one value is given two different values, or if a path is
 /// empty. CLI11 would silently use the last value, and the program ignore an empty path.
 void check_values(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     const std::vector<std::string>& values = option->results();
-    const std::string kind = option->get_option_text();
-    const bool is_path = kind.find("DIR") != std::string::npos || kind == "FILE" || kind == "GLOB";
-    TESSERA_CHECK(!is_path || std::ranges::find(values, "") == values.end(), "--",
-                  option->get_single_name(), " is given an empty value; pass a ", kind,
-                  ", or leave the flag out");
+    TESSERA_CHECK(!is_path(*option) || std::ranges::find(values, "") == values.end(), "--",
+                  option->get_single_name(), " is given an empty value; pass ",
+                  option->get_option_text(), ", or leave the flag out");
     const auto other = std::ranges::find_if(
         values, [&](const std::string& value) { return value != values.front(); });
     TESSERA_CHECK(option->get_items_expected_max() > 1 || other == values.end(), "--",
@@ -329,14 +335,6 @@ class TomlFile : public CLI::ConfigBase {
   const CLI::App& app_;
   std::vector<FlagNames> alternatives_;
 };
-
-bool starts_with_any(std::string_view text, const std::array<const char*, 3>& beginnings) {
-  return std::ranges::any_of(beginnings, [&](const char* part) { return text.starts_with(part); });
-}
-
-bool is_path(const CLI::Option& option) {
-  return starts_with_any(option.get_option_text(), {"FILE", "DIR", "GLOB"});
-}
 
 /// Whether the check of `option` accepts `value` on the command line. The check rejects some
 /// default values, for example 0 for --keep (no limit).

@@ -114,8 +114,9 @@ std::size_t tokens_before(std::string_view prefix, const std::vector<std::int64_
   if (count == alone.size()) {
     return count;
   }
-  // Without the text after `prefix`, the last tokens of `prefix` can be others. No special token is
-  // among the last tokens, so the lengths of the decoded texts can be compared.
+  // Without the text after `prefix`, the last tokens of `prefix` can be others, so the lengths of
+  // the decoded texts are compared. A special token has no text; after `count` tokens, only a
+  // special token that begins or contains the end of `prefix` can come next.
   const auto bytes_of = [&](std::size_t first) {
     return tokenizer.decode({tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(first)})
         .size();

@@ -130,11 +130,19 @@ bool is_around(const std::string& buffer, const std::string& module) {
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
+/// Whether a message contains the word "meta", and not only "metadata".
+bool names_meta(const std::string& message) {
+  std::size_t at = message.find("meta");
+  while (at != std::string::npos && message.compare(at, 8, "metadata") == 0) {
+    at = message.find("meta", at + 1);
+  }
+  return at != std::string::npos;
+}
+
 /// Returns advice for an error that libtorch threw in the module `fqn`, or "". There is advice for
 /// meta tensors, and for buffers that need a cast: mixed precision does not cast buffers.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
-  const std::size_t meta = error.msg().find("meta");
-  if (meta != std::string::npos && error.msg().compare(meta, 8, "metadata") != 0) {
+  if (names_meta(error.msg())) {
     return kKeptFromConstructor;
   }
   if (error.msg().find("type") == std::string::npos) {

@@ -49,22 +49,30 @@ TEST(Rendezvous, NamesTheLostStore) {
 }
 
 // If nodes start different numbers of ranks, two processes can claim the same rank.
-TEST(Rendezvous, RefusesDifferentWorldSizes) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  const auto arrive = [&](int rank, int size) {
-    const JobVariables job = rank_of_job(rank, size);
-    WatchSettings settings;
-    settings.rank = rank;
-    const RecordPtr own = make_record(settings, size, "");
-    EXPECT_ERROR(await_all_ranks(*store, job, {.timeout = std::chrono::seconds(20)}, own),
-                 " at host:7; start all nodes with equal numbers of nodes and of ranks per node");
+TEST(Rendezvous, RefusesDifferentWorldSizesAndASecondProcessOfARank) {
+  struct Second {
+    int rank, size;
+    const char* words;
   };
-  std::thread waits(arrive, 0, 4);
-  while (!store->check({"host/0"})) {
-    std::this_thread::yield();
+  for (const Second& second : {Second{1, 2, "start all nodes with equal numbers of nodes"},
+                               Second{0, 2, "start all nodes with equal numbers of nodes"},
+                               Second{0, 4, "two processes have joined"}}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const auto arrive = [&](int rank, int size) {
+      const JobVariables job = rank_of_job(rank, size);
+      WatchSettings settings;
+      settings.rank = rank;
+      const RecordPtr own = make_record(settings, size, "");
+      EXPECT_ERROR(await_all_ranks(*store, job, {.timeout = std::chrono::seconds(20)}, own),
+                   " at host:7", second.words);
+    };
+    std::thread waits(arrive, 0, 4);
+    while (!store->check({"host/0"})) {
+      std::this_thread::yield();
+    }
+    arrive(second.rank, second.size);
+    waits.join();
   }
-  arrive(1, 2);
-  waits.join();
 }
 
 // A rank's process must run until the other ranks have opened the rank's flight record.

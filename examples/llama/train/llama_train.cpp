@@ -373,16 +373,19 @@ void check_data_and_model(const Json& saved, const training::Checkpointer& check
 /// Loads the run's state. Throws tessera::Error if the checkpoint's data, model or fine-tuning
 /// flags differ from the run's `entries`. Collective.
 void load_checkpoint(LlamaRun& run, training::Checkpointer& checkpoints, const Json& entries) {
+  const auto check = [&](const Json& saved) {
+    try {
+      check_data_and_model(saved, checkpoints, run, entries);
+    } catch (const Json::exception&) {
+      checkpoints.fail_as_foreign();
+    }
+  };
   // The flags, data and model are compared before tensors are loaded, because an error for tensors
   // of another size would not name the cause.
-  const Json saved = checkpoints.peek(run.state);
-  check_fine_tuning_flags(saved, checkpoints, run.options);
-  try {
-    check_data_and_model(saved, checkpoints, run, entries);
-  } catch (const Json::exception&) {
-    checkpoints.fail_as_foreign();
-  }
-  checkpoints.load(run.state);
+  const Json newest = checkpoints.peek(run.state);
+  check_fine_tuning_flags(newest, checkpoints, run.options);
+  check(newest);
+  check(checkpoints.load(run.state).entries);  // of an earlier step if the newest is damaged
 }
 
 // ---- Evaluation on held-out data.

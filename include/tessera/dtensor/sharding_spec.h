@@ -24,6 +24,9 @@ struct RedistributeOptions {
   /// result waits, and throws if the collective failed. On a CPU the next synchronous
   /// redistribution also waits. In backward the gradient is redistributed asynchronously.
   bool async = false;
+  /// With `async`: the program does not write to the tensor before the first use of the result, so
+  /// that the collective needs no copy of the tensor.
+  bool source_unchanged = false;
 };
 
 /// Writes the mesh and the layout of a ShardingSpec: "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]".

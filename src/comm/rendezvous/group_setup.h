@@ -27,7 +27,8 @@ struct JobInfo {
   std::string address;
   /// The flight records (logs of the collectives) of all ranks; nullptr for one rank.
   WorldWatchPtr watch;
-  bool serves_store = false;  ///< whether the store ends with this rank's process
+  /// Whether the store ends with this rank's process, and other ranks may end later.
+  bool serves_store = false;
 };
 using JobPtr = std::shared_ptr<const JobInfo>;
 

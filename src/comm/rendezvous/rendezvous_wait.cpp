@@ -39,10 +39,10 @@ class Arrivals {
         missing_.push_back(rank);
       }
     }
-    TESSERA_CHECK(store_.add("joined/" + std::to_string(job.rank), 1) == 1, "another process has ",
-                  "joined the rendezvous at ", job.address, ":", job.port, " as rank ", job.rank,
-                  " of ", job.size,
-                  "; start each job with its own MASTER_PORT, and each process with its own rank");
+    // torchrun gives each process its own rank, and can restart the ranks with the same store.
+    if (!job.agent_store && store_.add("joined/" + std::to_string(job.rank), 1) > 1) {
+      refuse_second_process();
+    }
     store_.set(arrival_key(job.rank),
                detail::concat(job.size, '\n', own_host(), '\n', handle_of_file(own->fd)));
   }
@@ -114,6 +114,22 @@ class Arrivals {
       ++next_to_open_;
     }
     return next_to_open_ < job_.size ? std::vector<int>{next_to_open_} : std::vector<int>{};
+  }
+
+  /// Throws Error because another process has joined as this rank. The other ranks that wait read
+  /// the error from the store.
+  [[noreturn]] void refuse_second_process() {
+    if (store_.check({arrival_key(job_.rank)})) {
+      take_in(job_.rank, lines_of(store_.get_to_str(arrival_key(job_.rank))));
+    }
+    if (!store_.check({kFaultKey})) {
+      store_.set(kFaultKey,
+                 detail::concat("two processes have joined the rendezvous at ", job_.address, ":",
+                                job_.port, " as rank ", job_.rank, " of ", job_.size,
+                                "; start each process with its own rank, and each job, also after "
+                                "a restart, with its own MASTER_PORT"));
+    }
+    fail(store_.get_to_str(kFaultKey));
   }
 
   Arrival take_in(int rank, const std::vector<std::string>& announced) {

@@ -110,10 +110,9 @@ class StoreWorld final : public World {
   }
 
   void shutdown() override {
-    end_groups_and_watch();
     // The other ranks may still make groups, for which they need the store.
-    if (job_->watch != nullptr && job_->serves_store) {
-      job_->watch->await_ends(options_.timeout);
+    if (end_groups_and_watch() && job_->watch != nullptr && job_->serves_store) {
+      job_->watch->await_ends();
     }
   }
 
@@ -131,8 +130,10 @@ class StoreWorld final : public World {
  private:
   using Groups = std::map<std::pair<std::vector<int>, std::string>, CommunicatorPtr>;
 
-  void end_groups_and_watch() {
+  /// Returns whether this call has ended the World. A World can end only once.
+  bool end_groups_and_watch() {
     const std::lock_guard lock(mutex_);
+    const bool ends = !aborted_ && !ended_;
     // The WorldWatch must end last: WorldWatch checks other ranks while process groups shut down.
     const auto end = [this] {
       if (job_->watch != nullptr) {
@@ -146,6 +147,7 @@ class StoreWorld final : public World {
       throw;
     }
     end();
+    return ends;
   }
 
   template <class Make>

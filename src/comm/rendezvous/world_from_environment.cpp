@@ -215,7 +215,7 @@ JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& ow
              const WatchSettings& settings, const WorldOptions& options) {
   // While c10d makes a process group, it waits for other ranks for at most the store's time-out.
   store->setTimeout(options.timeout);
-  JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr, serves_store(job)};
+  JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;
   for (Arrival& arrival : await_all_ranks(*store, job, options, own)) {
     info.hosts.push_back(std::move(arrival.host));
@@ -240,12 +240,14 @@ JobInfo meet_by_environment(const JobVariables& job, const WorldOptions& options
                                              shared_store(job, options));
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
   const std::string folder = environment_variable("TESSERA_RUN_DIR").value_or("");
-  return meet(job, store, make_record(settings, job.size, folder), settings, options);
+  JobInfo info = meet(job, store, make_record(settings, job.size, folder), settings, options);
+  info.serves_store = serves_store(job);
+  return info;
 }
 
 /// Returns the JobInfo of a job with one rank: the store is in memory, and no socket is opened.
 JobInfo alone(const JobVariables& job) {
-  return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr, false};
+  return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
 }
 
 WorldOptions with_time_limits_of(const JobVariables& job, WorldOptions options) {

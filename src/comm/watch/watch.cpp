@@ -337,15 +337,27 @@ void WorldWatch::end() {
   note_end(std::uncaught_exceptions() > 0 ? RankState::kGaveUp : RankState::kEnded);
 }
 
-void WorldWatch::await_ends(milliseconds patience) {
-  constexpr milliseconds kNap{2};
+void WorldWatch::await_ends() {
+  constexpr milliseconds kLongestNap{100};
   const auto begun = std::chrono::steady_clock::now();
+  bool reported = settings_.limit.count() == 0;
   std::vector<int> running = ranks_of_world(own().size);
-  do {
+  for (milliseconds nap{1};; nap = std::min(2 * nap, kLongestNap)) {
     read_announcements();
     std::erase_if(running, [this](int rank) { return has_ended(rank); });
-    std::this_thread::sleep_for(running.empty() ? milliseconds(0) : kNap);
-  } while (!running.empty() && std::chrono::steady_clock::now() - begun < patience);
+    const auto waited = std::chrono::steady_clock::now() - begun;
+    if (running.empty() || waited >= settings_.timeout) {
+      return;
+    }
+    if (waited >= settings_.limit && !std::exchange(reported, true)) {
+      std::fputs(detail::concat("tessera watchdog: rank ", settings_.rank,
+                                " serves the job's store, and waits for the end of rank(s) ",
+                                join(running), "\n")
+                     .c_str(),
+                 stderr);
+    }
+    std::this_thread::sleep_for(nap);
+  }
 }
 
 void WorldWatch::await_device(std::function<bool()> is_done, const BegunCall& call) {

@@ -101,8 +101,8 @@ class WorldWatch : tessera::detail::NoCopy {
   void give_up() { note_end(flight::RankState::kGaveUp); }
   /// Records that this rank will call no more collectives, and ends the thread of await_device().
   void end();
-  /// Waits until all ranks have ended, but not longer than `patience`.
-  void await_ends(std::chrono::milliseconds patience);
+  /// Waits until all ranks have ended, at most for the time-out. Prints a line for a long wait.
+  void await_ends();
 
   /// Adds a process group to the flight record and returns an id for the process group.
   std::uint64_t add_group(const std::string& name, const std::vector<int>& ranks);

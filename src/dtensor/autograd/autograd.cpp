@@ -80,14 +80,11 @@ at::Tensor own_local(const DistributedTensorImpl& impl) {
 /// Starts an asynchronous redistribution, without autograd. Returns an undefined tensor if no
 /// collective is needed. The result's spec has contiguous strides, because the real strides are
 /// unknown before the collective ends.
-at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
+at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target,
+                   bool source_unchanged) {
   const auto& spec = impl.spec();
-  // The program can write to its tensor before the collective has read the tensor. In a backward,
-  // no one writes to gradients and saved tensors.
-  const bool copies = backward_code() == BackwardCode::kNone && !impl.local().is_meta();
-  auto transfer =
-      start_plan(plan_for(spec, target.layout),
-                 copies ? impl.local().detach().clone() : impl.local(), target.mesh, spec->sizes);
+  auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes,
+                             source_unchanged);
   if (transfer == nullptr) {
     return {};
   }
@@ -193,7 +190,7 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
                 ": redistribute cannot change the mesh; pass full_tensor() to distribute_tensor "
                 "with the other mesh");
   const comm::CallerScope caller("redistribute");
-  auto result = options.async ? pending(impl, target) : at::Tensor();
+  auto result = options.async ? pending(impl, target, options.source_unchanged) : at::Tensor();
   if (!result.defined()) {
     result = redistributed_by_mode(impl, target);
   }

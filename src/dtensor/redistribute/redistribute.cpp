@@ -566,7 +566,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 }
 
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
-                       c10::IntArrayRef sizes) {
+                       c10::IntArrayRef sizes, bool source_unchanged) {
   const std::span<const Step> steps(plan->steps);
   std::size_t last = steps.size();  // number of steps until the last collective, inclusive
   while (last > 0 && !communicates(steps[last - 1])) {
@@ -577,7 +577,12 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
   }
   BelowAutograd guard;
   const auto& step = steps[last - 1];
+  const at::Tensor source = local;
   local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
+  // The collective may read its input later. An all-reduce works on a copy of its input anyway.
+  if (!source_unchanged && step.kind != StepKind::kAllReduce && local.is_alias_of(source)) {
+    local = local.clone();
+  }
   // With NCCL, the device keeps collectives in order. Other process groups need the rank's queue of
   // transfers, also for GPU tensors that are sent through CPU memory.
   comm::Communicator* group = &group_of(step, mesh);

@@ -29,7 +29,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 /// Starts a redistribution plan like run_plan(), but does not wait for the last collective of the
 /// plan. Returns nullptr, and runs nothing, if the plan has no collective.
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
-                       c10::IntArrayRef sizes);
+                       c10::IntArrayRef sizes, bool source_unchanged);
 
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 

@@ -237,11 +237,13 @@ TEST_ON_RANKS(AsyncRedistribute, WaitsAtTheFirstUse, 4) {
 }
 
 TEST_ON_MESH(AsyncRedistribute, ReadsTheTensorBeforeItIsWritten, {4}, {"x"}) {
-  for (const Placements& target : {Placements{Replicate{}}, Placements{Partial{}}}) {
-    const auto x = distribute_tensor(counting_values({40, 100}), mesh, {Shard{0}});
-    const auto y = x.redistribute(target, kAsync);
+  using Row = std::pair<Placement, Placement>;
+  for (const auto& [from, to] : {Row{Shard{0}, Replicate{}}, Row{Shard{0}, Partial{}},
+                                 Row{Partial{}, Shard{0}}, Row{Shard{0}, Shard{1}}}) {
+    const auto x = distribute_tensor(counting_values({40, 100}), mesh, {from});
+    const auto y = x.redistribute({to}, kAsync);
     x.tensor().add_(1000);
-    EXPECT_TRUE(at::equal(y.full_tensor(), counting_values({40, 100})));
+    EXPECT_EQUAL(y, counting_values({40, 100}));
   }
 }
 
