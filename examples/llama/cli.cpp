@@ -80,9 +80,9 @@ bool is_path(const CLI::Option& option) {
 void check_values(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     const std::vector<std::string>& values = option->results();
-    TESSERA_CHECK(!is_path(*option) || std::ranges::find(values, "") == values.end(), "--",
-                  option->get_single_name(), " is given an empty value; pass ",
-                  option->get_option_text(), ", or leave the flag out");
+    TESSERA_CHECK(!is_path(*option) || std::ranges::find(values, "") == values.end(),
+                  option->get_positional() ? "" : "--", option->get_single_name(),
+                  " is given an empty value; pass ", option->get_option_text());
     const auto other = std::ranges::find_if(
         values, [&](const std::string& value) { return value != values.front(); });
     TESSERA_CHECK(option->get_items_expected_max() > 1 || other == values.end(), "--",

@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/kernels/products.h"
@@ -257,24 +258,25 @@ struct Options {
   }
 };
 
-/// Returns the absolute path without a final slash.
+/// Returns the absolute path without symbolic links or a final slash.
 std::filesystem::path place_of(const std::string& path) {
-  const std::filesystem::path place = std::filesystem::absolute(path).lexically_normal();
+  const std::filesystem::path place =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(path));
   return place.has_filename() ? place : place.parent_path();
 }
 
 /// Throws Error if an output would replace the file of --config or another output.
 void check_outputs(const Options& o) {
-  const std::map<std::string, std::string> outputs{
-      {"--metrics", o.metrics}, {"--checkpoint", o.checkpoints.folder}, {"--save-hf", o.save_hf}};
+  const std::vector<std::pair<std::string, std::string>> files{
+      {"--config", o.config_file},
+      {"--metrics", o.metrics},
+      {"--checkpoint", o.checkpoints.folder},
+      {"--save-hf", o.save_hf}};
   std::map<std::filesystem::path, std::string> flag_of;
-  for (const auto& [flag, path] : outputs) {
+  for (const auto& [flag, path] : files) {
     if (path.empty()) {
       continue;
     }
-    std::error_code none;
-    TESSERA_CHECK(!std::filesystem::equivalent(path, o.config_file, none), flag,
-                  " and --config are both ", path, "; pass different paths");
     const auto [known, is_new] = flag_of.try_emplace(place_of(path), flag);
     TESSERA_CHECK(is_new, flag, " and ", known->second, " are both ", path,
                   "; pass different paths");

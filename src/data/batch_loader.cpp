@@ -114,9 +114,8 @@ std::size_t tokens_before(std::string_view prefix, const std::vector<std::int64_
   if (count == alone.size()) {
     return count;
   }
-  // Without the text after `prefix`, the last tokens of `prefix` can be others, so the lengths of
-  // the decoded texts are compared. A special token has no text; after `count` tokens, only a
-  // special token that begins or contains the end of `prefix` can come next.
+  // The last tokens of `prefix` depend on the text after `prefix`, so the lengths of decoded texts
+  // are compared. The loop stops at a special token, which decodes to no text.
   const auto bytes_of = [&](std::size_t first) {
     return tokenizer.decode({tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(first)})
         .size();

@@ -130,7 +130,7 @@ bool is_around(const std::string& buffer, const std::string& module) {
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-/// Whether a message contains the word "meta", and not only "metadata".
+/// Whether a message contains "meta" other than in "metadata".
 bool names_meta(const std::string& message) {
   std::size_t at = message.find("meta");
   while (at != std::string::npos && message.compare(at, 8, "metadata") == 0) {

@@ -374,6 +374,7 @@ void check_data_and_model(const Json& saved, const training::Checkpointer& check
 /// flags differ from the run's `entries`. Collective.
 void load_checkpoint(LlamaRun& run, training::Checkpointer& checkpoints, const Json& entries) {
   const auto check = [&](const Json& saved) {
+    check_fine_tuning_flags(saved, checkpoints, run.options);
     try {
       check_data_and_model(saved, checkpoints, run, entries);
     } catch (const Json::exception&) {
@@ -382,9 +383,7 @@ void load_checkpoint(LlamaRun& run, training::Checkpointer& checkpoints, const J
   };
   // The flags, data and model are compared before tensors are loaded, because an error for tensors
   // of another size would not name the cause.
-  const Json newest = checkpoints.peek(run.state);
-  check_fine_tuning_flags(newest, checkpoints, run.options);
-  check(newest);
+  check(checkpoints.peek(run.state));
   check(checkpoints.load(run.state).entries);  // of an earlier step if the newest is damaged
 }
 

@@ -57,7 +57,7 @@ class World {
   /// its ranks together. Meshes and tensors can outlive the world, but group() and collectives then
   /// throw Error. A second call does nothing. Rank 0 of a world_from_environment() serves the
   /// job's store, and waits until all ranks have called shutdown() or ended, at most for the
-  /// time-out (not under torchrun, whose agent serves the store). Throws PeerError if a rank of
+  /// time-out (not if torchrun's agent serves the store). Throws PeerError if a rank of
   /// an NCCL group does not call shutdown().
   virtual void shutdown() {}
   /// Like group(), but for CPU tensors, and with no traffic counted. The group is separate from

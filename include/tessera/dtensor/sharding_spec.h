@@ -24,8 +24,9 @@ struct RedistributeOptions {
   /// result waits, and throws if the collective failed. On a CPU the next synchronous
   /// redistribution also waits. In backward the gradient is redistributed asynchronously.
   bool async = false;
-  /// With `async`: the program does not write to the tensor before the first use of the result, so
-  /// that the collective needs no copy of the tensor.
+  /// With `async`: the program does not write to the tensor, nor in backward to the gradient,
+  /// before the first use of the redistributed tensor. Then the collective needs no copy of its
+  /// input.
   bool source_unchanged = false;
 };
 

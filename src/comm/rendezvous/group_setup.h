@@ -27,7 +27,8 @@ struct JobInfo {
   std::string address;
   /// The flight records (logs of the collectives) of all ranks; nullptr for one rank.
   WorldWatchPtr watch;
-  /// Whether the store ends with this rank's process, and other ranks may end later.
+  /// Whether World::shutdown() of this rank waits for the other ranks, which need this rank's
+  /// store. false for world_from_broadcast(), whose ranks need not shut down in the same order.
   bool serves_store = false;
 };
 using JobPtr = std::shared_ptr<const JobInfo>;

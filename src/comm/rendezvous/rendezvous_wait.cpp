@@ -39,7 +39,8 @@ class Arrivals {
         missing_.push_back(rank);
       }
     }
-    // torchrun gives each process its own rank, and can restart the ranks with the same store.
+    // After a change of nodes, torchrun starts the ranks again with the same store and restart
+    // count.
     if (!job.agent_store && store_.add("joined/" + std::to_string(job.rank), 1) > 1) {
       refuse_second_process();
     }
@@ -119,28 +120,35 @@ class Arrivals {
   /// Throws Error because another process has joined as this rank. The other ranks that wait read
   /// the error from the store.
   [[noreturn]] void refuse_second_process() {
-    if (store_.check({arrival_key(job_.rank)})) {
-      take_in(job_.rank, lines_of(store_.get_to_str(arrival_key(job_.rank))));
+    const std::string key = arrival_key(job_.rank);
+    const std::string size = store_.check({key}) ? lines_of(store_.get_to_str(key)).at(kSize)
+                                                 : std::to_string(job_.size);
+    std::string fault = fault_of_size(job_.rank, size);
+    if (fault.empty()) {
+      fault = detail::concat("two processes have joined the rendezvous at ", job_.address, ":",
+                             job_.port, " as rank ", job_.rank, " of ", job_.size,
+                             "; start each process with its own rank, and each job, also after a "
+                             "restart, with its own MASTER_PORT");
     }
-    if (!store_.check({kFaultKey})) {
-      store_.set(kFaultKey,
-                 detail::concat("two processes have joined the rendezvous at ", job_.address, ":",
-                                job_.port, " as rank ", job_.rank, " of ", job_.size,
-                                "; start each process with its own rank, and each job, also after "
-                                "a restart, with its own MASTER_PORT"));
-    }
-    fail(store_.get_to_str(kFaultKey));
+    store_.set(kFaultKey, fault);
+    fail(fault);
+  }
+
+  /// Returns an error message if another process has announced another number of ranks, or "".
+  std::string fault_of_size(int rank, const std::string& size) const {
+    return size == std::to_string(job_.size)
+               ? ""
+               : detail::concat("rank ", job_.rank, " of ", job_.size, " met rank ", rank, " of ",
+                                size, " at ", job_.address, ":", job_.port,
+                                "; start all nodes with equal numbers of nodes and of ranks per "
+                                "node");
   }
 
   Arrival take_in(int rank, const std::vector<std::string>& announced) {
-    if (announced.at(kSize) != std::to_string(job_.size)) {
+    if (const std::string fault = fault_of_size(rank, announced.at(kSize)); !fault.empty()) {
       // The other ranks read the error from the store, so that they do not wait for ranks that do
       // not exist.
-      store_.set(
-          kFaultKey,
-          detail::concat("rank ", job_.rank, " of ", job_.size, " met rank ", rank, " of ",
-                         announced.at(kSize), " at ", job_.address, ":", job_.port,
-                         "; start all nodes with equal numbers of nodes and of ranks per node"));
+      store_.set(kFaultKey, fault);
       return {};
     }
     const std::string& host = announced.at(kHost);

@@ -133,15 +133,15 @@ class StoreWorld final : public World {
   /// Returns whether this call has ended the World. A World can end only once.
   bool end_groups_and_watch() {
     const std::lock_guard lock(mutex_);
-    const bool ends = !aborted_ && !ended_;
     // The WorldWatch must end last: WorldWatch checks other ranks while process groups shut down.
     const auto end = [this] {
       if (job_->watch != nullptr) {
         job_->watch->end();
       }
     };
+    bool ends = false;
     try {
-      end_groups(options_.timeout);
+      ends = end_groups(options_.timeout);
     } catch (...) {
       end();
       throw;
@@ -192,10 +192,11 @@ class StoreWorld final : public World {
   }
 
   /// Closes process groups, the newest first. After a failure, aborts the other process groups
-  /// without waiting for other ranks. The caller must hold the lock.
-  void end_groups(std::chrono::milliseconds patience) {
+  /// without waiting for other ranks. The caller must hold the lock. Returns false if the World has
+  /// ended or failed before.
+  bool end_groups(std::chrono::milliseconds patience) {
     if (aborted_ || std::exchange(ended_, true)) {
-      return;
+      return false;
     }
     std::exception_ptr failure;
     for (auto made = in_order_.rbegin(); made != in_order_.rend(); ++made) {
@@ -213,6 +214,7 @@ class StoreWorld final : public World {
     if (failure != nullptr) {
       std::rethrow_exception(failure);
     }
+    return true;
   }
 
   CommunicatorPtr make_backend(const GroupInfo& info, const BegunCall& set_up) {

@@ -208,7 +208,7 @@ class Refusals(VitRuns):
             self.refuse_line(f"{flag}: Value {value} not in range", f"{flag}={value}")
         self.refuse_line("--gpu h201 is not known; pass a100, h100", "--gpu", "h201")
         out = self.folder / "out"
-        self.refuse_line(f"--save-hf and --metrics are both {out}", "--metrics", out, "--save-hf", out)
+        self.refuse_line("--save-hf and --metrics are both", "--metrics", out, "--save-hf", f"{out}/")
         programs.fail([programs.BIN / "vit_train", "--resume"], "error: --resume requires --checkpoint\n")
 
     def test_invalid_config_files(self):
