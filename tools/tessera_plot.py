@@ -8,7 +8,6 @@
 
     --out FILE.html     the page (default: report.html next to the input, or the input's name with .html)
     --sample FILE       run: a text that the model wrote
-
 Needs matplotlib, which scripts/setup installs: .deps/venv/bin/python tools/tessera_plot.py ...
 """
 import argparse
@@ -130,17 +129,16 @@ def page(title, body):
             f"@media (prefers-color-scheme:dark){{{variables(1)}}}{STYLE}</style></head>\n<body><main>\n{body}</main></body></html>\n")
 
 def traffic_table(comm):
-    rows, total = [], [0, 0]
-    flat = [(dim, name, use) for dim, uses in comm.items() for name, use in uses.items()]
+    rows, flat = [], [(dim, name, use) for dim, uses in comm.items() for name, use in uses.items()]
     everything = sum(use["bytes"] for _, _, use in flat)
     for dim, name, use in flat:
         share = 100 * use["bytes"] / everything if everything else 0
         cells = row([dim, name, (f"{use['calls']:,}", ""), (bytes_text(use["bytes"] / use["calls"]), ""), (bytes_text(use["bytes"]), f"{use['bytes']:,} bytes")])
         rows.append(cells.replace("</tr>", f'<td class="wide"><span class="share" style="width:{share:.1f}%" title="{share:.1f} %"></span></td></tr>'))
-        total = [total[0] + use["calls"], total[1] + use["bytes"]]
     if not rows:
         return '<div class="card"><p class="empty">None: one rank.</p></div>\n'
-    rows.append(row(["total", "", (f"{total[0]:,}", ""), "", (bytes_text(total[1]), f"{total[1]:,} bytes"), ""], "total"))
+    calls = f"{sum(use['calls'] for _, _, use in flat):,}"
+    rows.append(row(["total", "", (calls, ""), "", (bytes_text(everything), f"{everything:,} bytes"), ""], "total"))
     return table(["mesh dimension", "collective", "calls>", "per call>", "per step>", "share of bytes"], "".join(rows))
 
 # ---- Pictures.
@@ -171,8 +169,7 @@ class Picture:
         self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         plt.close(self.figure)
         text = file.getvalue()
-        text = text[text.index("<svg"):]
-        text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+        text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg"):], flags=re.S)
         text = re.sub(r'<svg[^>]*viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" xmlns:xlink="http://www.w3.org/1999/xlink" role="img" '
                       rf'aria-label="{esc(self.name)}">', text, count=1, flags=re.S)
         text = re.sub(r'<g id="((?:tip|stripe)-(\d+))">', lambda found: f"{found[0]}<title>{esc(self.tips[int(found[2])])}</title>", text)
@@ -555,8 +552,7 @@ def experiment_page(path):
 
 # ---- A table of bench_mfu.
 def mfu_page(path):
-    results = json.loads(path.read_text())
-    runs = results["runs"]
+    runs = json.loads(path.read_text())["runs"]
     if not runs:
         raise ValueError("there are no runs")
     names = [f"{run['model']} {run['dp']}{'x%d' % run['cp'] if run['cp'] > 1 else ''}x{run['tp']}, ac {run['ac']}, batch {run['batch']}, seq {run['seq']}"
@@ -582,7 +578,7 @@ def mfu_page(path):
     return page("bench_mfu", body)
 
 def main():
-    parser = argparse.ArgumentParser(prog="tessera_plot.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser("tessera_plot.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "plan", "experiment", "mfu"))
     parser.add_argument("file", type=pathlib.Path)
     for name in ("--out", "--sample"):
@@ -590,10 +586,9 @@ def main():
     given = parser.parse_args()
     try:
         out = given.out or (given.file.with_name("report.html") if given.what == "run" else given.file.with_suffix(".html"))
-        if given.what == "run":
-            text = run_page(given.file, given.sample.read_text(errors="replace") if given.sample else "")
-        else:
-            text = {"plan": plan_page, "experiment": experiment_page, "mfu": mfu_page}[given.what](given.file)
+        sample = given.sample.read_text(errors="replace") if given.sample else ""
+        pages = {"plan": plan_page, "experiment": experiment_page, "mfu": mfu_page}
+        text = run_page(given.file, sample) if given.what == "run" else pages[given.what](given.file)
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         sys.exit(f"tessera_plot: {error}")
