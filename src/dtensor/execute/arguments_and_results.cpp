@@ -290,10 +290,6 @@ class ResultWrapper {
   /// For CallPlan::Output::contiguous, the spec is made before `local` is copied, because the spec
   /// needs the strides that the call plan or the operator determined, not the strides of the copy.
   at::Tensor wrap_tensor(at::Tensor local) {
-    // For example a part of unsafe_split(), which is no view. Global strides have no gaps.
-    if (plan_.has_rule && info_.viewed < 0 && !local.is_non_overlapping_and_dense()) [[unlikely]] {
-      local = local.contiguous();
-    }
     TensorSpecPtr spec = spec_of(local);
     if (plan_.has_rule && plan_.outputs[output_].contiguous) {
       local = local.contiguous();
@@ -377,6 +373,9 @@ class ResultWrapper {
                   " expects a local "
                   "result of sizes ",
                   c10::IntArrayRef(expected), ", found ", local.sizes());
+    // Global strides have no gaps, but for example a part of unsafe_split() has, and is no view.
+    output.contiguous =
+        output.contiguous || (info_.viewed < 0 && !local.is_non_overlapping_and_dense());
     return intern_spec({sharding, output.sizes, strides_of(output, local), local.scalar_type()});
   }
 
