@@ -242,8 +242,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// Returns the fingerprint of the tokenizer's first file. Its field "beside" lists the fingerprints
-/// of all further files. Returns null for the byte tokenizer ("").
+/// Returns the fingerprint of the tokenizer's first file. The field "beside" of the result lists
+/// the fingerprints of the other files. Returns null for the byte tokenizer ("").
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};

@@ -41,9 +41,9 @@ class SafetensorsFile {
   const TensorEntry& entry(const std::string& name) const;
 
   /// Returns the block [offset, offset + sizes) of a tensor: contiguous, on the CPU, in the dtype
-  /// of the file. If a gap between two parts of the block is at most 64 KiB, one read covers both
-  /// parts and the gap. Throws Error if the block is outside the tensor, or if the file has changed
-  /// since it was opened.
+  /// of the file. Parts of the block that are at most 64 KiB apart in the file are read together.
+  /// Throws Error if the block is outside the tensor, or if the file has changed since it was
+  /// opened.
   at::Tensor read(const std::string& name, std::span<const std::int64_t> offset,
                   std::span<const std::int64_t> sizes) const;
   at::Tensor read(const std::string& name) const;

@@ -104,7 +104,7 @@ ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names =
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names = {},
                               const BlockPlanOptions& options = {});
 /// Returns the plan of an nn::MixtureOfExperts with options `block`. Each rank computes its shard
-/// of the tokens. The plan of the shared expert is that of an nn::SwiGlu.
+/// of the tokens. swi_glu_plan() is the plan of the shared expert.
 /// nn::apply_expert_parallel() places the experts' weights; the mesh's last dimension must be the
 /// tensor-parallel dimension.
 ParallelizePlan experts_plan(const std::string& fqn, const nn::ExpertsOptions& block,

@@ -49,8 +49,8 @@ using StylePtr = std::shared_ptr<const ParallelStyle>;
 /// colwise_parallel()}. The pattern "" matches the module that parallelize_module() gets.
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
-// Styles and options have PyTorch's names. Two defaults differ: use_local_output, and the meaning
-// of a plain input (docs/tensor_parallel.md). Several styles have these options:
+// Styles and options have PyTorch's names. docs/tensor_parallel.md describes the two defaults that
+// differ from PyTorch. Several styles have these options:
 // * input_layouts: the placement of forward's first argument if the argument is plain. Replicate
 //   (the default): equal on every rank. Otherwise: this rank's part of a tensor with this
 //   placement.

@@ -81,8 +81,8 @@ Impl* impl_cast(const at::TensorBase& tensor) {
 }
 
 // Autograd's metadata of a tensor: the name, whether the tensor is a trainable leaf, and the base
-// of a view. libtorch's public functions are slower. They cannot set a name, and return the base
-// only for differentiable views.
+// of a view. libtorch's public functions are slower, set no name, and return the base only for
+// differentiable views.
 //
 // Canary: AutogradRecordCanary, a test of libtorch itself.
 
